@@ -1,0 +1,330 @@
+"""The closed union of facts. Past tense, frozen, stated once by whoever made it so.
+
+Spans, metrics, logs, the request log and the dashboard feed are derived from these and from nothing else.
+Every event carries `at`, loop seconds. A new kind belongs in `Event` too: a `match` over it ends in
+`assert_never`, so type checking fails wherever it is not handled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from actors.residency.model import ModelKey, Ticket, Tier, Trigger
+
+# -- requests ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A request named a model that exists."""
+
+    at: float
+    request: str
+    model: ModelKey
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGranted:
+    """A ticket may use a resident. `found` is the tier the model was on when asked for, `waited` in seconds.
+
+    `result` is hit, prefetch_hit (first use of a prefetched resident), coalesced (shared someone's load) or miss.
+    `load` is the id of the load that was waited for.
+    """
+
+    at: float
+    device: str
+    model: ModelKey
+    ticket: Ticket
+    request: str
+    result: str
+    found: Tier
+    waited: float
+    load: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReleased:
+    """A ticket is done with its resident; `held` in seconds."""
+
+    at: float
+    device: str
+    model: ModelKey
+    ticket: Ticket
+    held: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaiterJoined:
+    """A ticket waits for a resident; `depth` waiters for that model, itself included. `load` names the load it shares."""
+
+    at: float
+    device: str
+    model: ModelKey
+    ticket: Ticket
+    request: str
+    depth: int
+    load: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WaiterLeft:
+    """A ticket stopped waiting without a lease: cancelled, deadline, refused or failed (`reason` is an error code)."""
+
+    at: float
+    device: str
+    model: ModelKey
+    ticket: Ticket
+    request: str
+    reason: str
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    """An answer was given. `outcome` is ok or an error code; phases in seconds; `batch` is how many shared the forward."""
+
+    at: float
+    request: str
+    model: ModelKey
+    outcome: str
+    total: float
+    load_wait: float = 0.0
+    queue: float = 0.0
+    infer: float = 0.0
+    batch: int = 1
+
+
+# -- residency ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStarted:
+    """Bytes are reserved on `tier` of `device` and a load is under way."""
+
+    at: float
+    load: str
+    device: str
+    tier: Tier
+    model: ModelKey
+    fingerprint: str
+    reserved: int
+    trigger: Trigger
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadUpgraded:
+    """A demand joined a load or wish of lower urgency and raised it."""
+
+    at: float
+    device: str
+    tier: Tier
+    model: ModelKey
+    was: Trigger
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFinished:
+    """The model is resident; `resident` bytes measured, `steps` phases with seconds, `source` the tier below it came from."""
+
+    at: float
+    load: str
+    device: str
+    tier: Tier
+    model: ModelKey
+    trigger: Trigger
+    source: Tier
+    seconds: float
+    resident: int
+    steps: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The load was undone to the byte. `code` and `cause` say why; `retry_after` is the back-off in seconds."""
+
+    at: float
+    load: str
+    device: str
+    tier: Tier
+    model: ModelKey
+    trigger: Trigger
+    code: str
+    cause: str
+    seconds: float
+    retry_after: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCancelled:
+    """Nobody wanted it any more; its bytes are back."""
+
+    at: float
+    load: str
+    device: str
+    tier: Tier
+    model: ModelKey
+    trigger: Trigger
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionStarted:
+    """A victim was chosen. `reason` is room, ttl_idle, ttl, pressure, unload, stop; `load` the load that needs the room."""
+
+    at: float
+    eviction: str
+    device: str
+    tier: Tier
+    model: ModelKey
+    reason: str
+    load: str = ""
+    for_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """The bytes were observed free. `age` since it was loaded, `idle` since its last use, in seconds."""
+
+    at: float
+    eviction: str
+    device: str
+    tier: Tier
+    model: ModelKey
+    reason: str
+    returned: int
+    leaked: int
+    age: float
+    idle: float
+    seconds: float
+    uses: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchSettled:
+    """What a load made ahead of demand was worth: used, wasted, late or cancelled; `lead` seconds before first use."""
+
+    at: float
+    device: str
+    model: ModelKey
+    result: str
+    lead: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PressureChanged:
+    """A tier crossed its high mark (`high` true) or fell below it again."""
+
+    at: float
+    device: str
+    tier: Tier
+    high: bool
+    used_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmSettled:
+    """A warm-list entry is resident, or is not and why."""
+
+    at: float
+    model: ModelKey
+    required: bool
+    ready: bool
+    cause: str = ""
+
+
+# -- processes ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """A device worker answers; `pid` 0 for a thread."""
+
+    at: float
+    device: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A device worker ended on its own; `cause` is its exit in words."""
+
+    at: float
+    device: str
+    pid: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActorRestarted:
+    """An actor crashed and a new incarnation runs; `cause` is the exception in one line."""
+
+    at: float
+    actor: str
+    incarnation: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberDropped:
+    """A consumer of events raised and was switched off."""
+
+    at: float
+    subscriber: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogChanged:
+    """A model was admitted, changed, or set aside (`state` admitted, pending, rejected) with its reason."""
+
+    at: float
+    model: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStarted:
+    """The server stops taking new work."""
+
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainFinished:
+    """Every lease is back, or `abandoned` of them were given up."""
+
+    at: float
+    abandoned: int
+    seconds: float
+
+
+Event: TypeAlias = (
+    RequestArrived
+    | LeaseGranted
+    | LeaseReleased
+    | WaiterJoined
+    | WaiterLeft
+    | RequestFinished
+    | LoadStarted
+    | LoadUpgraded
+    | LoadFinished
+    | LoadFailed
+    | LoadCancelled
+    | EvictionStarted
+    | Evicted
+    | PrefetchSettled
+    | PressureChanged
+    | WarmSettled
+    | WorkerStarted
+    | WorkerLost
+    | ActorRestarted
+    | SubscriberDropped
+    | CatalogChanged
+    | DrainStarted
+    | DrainFinished
+)

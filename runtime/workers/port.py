@@ -1,0 +1,121 @@
+"""What the front process asks of a device worker, and the values that cross the boundary.
+
+Shared by both sides of the ring, so: no torch, no Starlette, msgspec structs only (MessagePack on the wire,
+never pickle).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from actors.ports import EvictReport, Held, LoadReport
+    from actors.residency.model import Model, ModelKey
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One input or output: Open Inference Protocol datatype, shape with -1 for a variable dimension."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class BuilderSpec(msgspec.Struct, frozen=True):
+    """How to build the module. `kind` is `transformers` or `python`.
+
+    For `transformers`: `config` is the parsed config.json, `target` an optional architecture class name.
+    For `python`: `target` is `package.module:factory`, `config` its keyword arguments.
+    """
+
+    kind: str
+    target: str = ""
+    config: dict[str, object] = {}
+
+
+class BatchSpec(msgspec.Struct, frozen=True):
+    """Micro-batching. `max_size` 1 means off (also for models without a batch dimension); `delay` in seconds."""
+
+    max_size: int = 1
+    delay: float = 0.0
+
+
+class LoadSpec(msgspec.Struct, frozen=True):
+    """All that a worker needs to make a model callable. `weights` is an immutable safetensors file in our own cache."""
+
+    key: str
+    fingerprint: str
+    weights: str
+    weights_bytes: int
+    builder: BuilderSpec
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batch: BatchSpec = BatchSpec()
+    cast: bool = False
+    reject_nonfinite: bool = False
+    warm_up: bool = True
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One inference. `body` is the HTTP body as it came, decompressed.
+
+    `json_length`: None when the whole body is JSON; 0 for a raw binary request; else the length of the JSON part.
+    """
+
+    key: str
+    body: bytes
+    json_length: int | None = None
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Where a call spent its time in the worker, nanoseconds; `batch` calls shared the forward."""
+
+    queue: int = 0
+    decode: int = 0
+    infer: int = 0
+    encode: int = 0
+    batch: int = 1
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One result: a V2 body. `json_length` is None for a pure JSON body, else the length of its JSON part."""
+
+    body: bytes
+    json_length: int | None
+    timings: Timings
+
+
+class DeviceWorker(Protocol):
+    """A device worker as the front sees it: `actors.ports.Residence` plus inference.
+
+    `infer` may only be called under a lease. It raises `Invalid` for the caller's mistakes, `InferenceFailed` for
+    the model's, `WorkerDied` when the worker ends meanwhile (within a second of its exit). Cancelling it leaves the
+    slot to the worker until the work is done, so memory is never reused under a running forward.
+    """
+
+    @property
+    def device(self) -> str:
+        """`cpu:0`, `cuda:1`."""
+        ...
+
+    async def load(self, model: Model) -> LoadReport:
+        """See `Residence.load`."""
+        ...
+
+    async def evict(self, key: ModelKey) -> EvictReport:
+        """See `Residence.evict`."""
+        ...
+
+    async def inventory(self) -> tuple[Held, ...]:
+        """See `Residence.inventory`."""
+        ...
+
+    async def release_host(self, fingerprint: str) -> None:
+        """Drop the worker's mapping and bound views of weights that left the host tier."""
+        ...
+
+    async def infer(self, call: Call) -> Answer:
+        """Run one inference."""
+        ...
