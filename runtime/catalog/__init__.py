@@ -1,0 +1,1 @@
+"""What can be served: manifests, and the directories that hold them; never weights bytes, never torch."""

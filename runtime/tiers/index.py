@@ -1,0 +1,281 @@
+"""Reads a safetensors header strictly, without torch, and says exactly what is wrong with a bad one.
+
+Belongs here: the header's grammar and its arithmetic. Never: mapping, tensors, or the reading of weights.
+Everything is checked against the file's real size *before* it is allocated or believed.
+Format: https://huggingface.co/docs/safetensors (8-byte little-endian length, JSON, data without holes).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NoReturn, cast
+
+from actors.errors import CorruptWeights, FetchFailed
+from runtime.tiers.sniff import looks_like
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+HEADER_CAP: Final = 16 << 20
+TENSOR_CAP: Final = 1_000_000
+NAME_CAP: Final = 1024
+DIMENSION_CAP: Final = 64
+"""torch itself stops at 64 dimensions."""
+
+_BY_WIDTH = {
+    1: ("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
+    2: ("U16", "I16", "F16", "BF16"),
+    4: ("U32", "I32", "F32"),
+    8: ("U64", "I64", "F64", "C64"),
+}
+ITEM_BYTES: Final[Mapping[str, int]] = MappingProxyType({name: n for n, names in _BY_WIDTH.items() for name in names})
+"""Bytes per element of the dtypes that torch has too; the format's sub-byte ones are refused."""
+
+_PREFIX = 8
+_U64_LIMIT = 1 << 64
+_FIELDS = frozenset({"dtype", "shape", "data_offsets"})
+_SHOWN = 80
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_SLASH = re.compile(r"[/\\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor: safetensors dtype, shape, and its bytes as the absolute file range `[start, end)`."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class WeightIndex:
+    """Where each tensor of one file lies. `total` is the bytes of tensor data, `data` the absolute start of it."""
+
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    total: int = 0
+    data: int = 0
+
+    def __repr__(self) -> str:
+        return f"<WeightIndex {len(self.entries)} tensors {self.total} B>"
+
+
+def read_index(path: Path, *, header_cap: int = HEADER_CAP) -> WeightIndex:
+    """Read and check the header of one safetensors file.
+
+    Raises `CorruptWeights`, naming the field, for anything but a consistent file, and `FetchFailed` when the file
+    cannot be opened or read. Messages never hold the path.
+    """
+    try:
+        # O_NONBLOCK: a FIFO in place of the weights must not hang the loader.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        raise _unreadable(error) from None
+    try:
+        return read_index_at(descriptor, header_cap=header_cap)
+    finally:
+        os.close(descriptor)
+
+
+def read_index_at(descriptor: int, *, header_cap: int = HEADER_CAP) -> WeightIndex:
+    """As `read_index`, for a file that is open already; reads with `pread`, so the offset stays."""
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptWeights("the weights are not a regular file")
+        header = _read_header(descriptor, status.st_size, header_cap)
+    except OSError as error:
+        raise _unreadable(error) from None
+    return _parse(header, status.st_size)
+
+
+def _unreadable(error: OSError | ValueError) -> FetchFailed:
+    reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "not a valid path"
+    return FetchFailed(f"the weights cannot be read: {reason}")
+
+
+def _read_header(descriptor: int, size: int, cap: int) -> bytes:
+    head = os.pread(descriptor, 64, 0)
+    if len(head) < _PREFIX:
+        _refuse("truncated: shorter than the 8 bytes of the header length", head)
+    length = int.from_bytes(head[:_PREFIX], "little")
+    if length > cap:
+        _refuse(f"header length {length} is over the cap of {cap} bytes", head)
+    if length > size - _PREFIX:
+        _refuse(f"truncated: header length {length} lies beyond the file's {size} bytes", head)
+    if length < len(b"{}"):
+        _refuse(f"header length {length} is too short for a header", head)
+    chunks: list[bytes] = []
+    position = _PREFIX
+    while position < _PREFIX + length:
+        chunk = os.pread(descriptor, _PREFIX + length - position, position)
+        if not chunk:
+            _refuse("truncated while it was being read")
+        chunks.append(chunk)
+        position += len(chunk)
+    header = b"".join(chunks)
+    if not header.startswith(b"{"):
+        _refuse("the header does not start with '{'", head)
+    return header
+
+
+def _parse(header: bytes, size: int) -> WeightIndex:
+    tree = _decode(header)
+    metadata = _metadata(tree.pop("__metadata__", None))
+    if len(tree) > TENSOR_CAP:
+        _refuse(f"{len(tree)} tensors are over the limit of {TENSOR_CAP}")
+    data = _PREFIX + len(header)
+    entries: dict[str, Entry] = {}
+    for name, fields in tree.items():
+        _check_name(name)
+        entries[name] = _entry(name, fields, data, size)
+    _check_contiguous(entries, data, size)
+    return WeightIndex(MappingProxyType(entries), MappingProxyType(metadata), size - data, data)
+
+
+def _decode(header: bytes) -> dict[str, object]:
+    try:
+        text = header.decode("utf-8")
+    except UnicodeDecodeError as error:
+        _refuse(f"the header is not UTF-8 at byte {error.start}")
+    try:
+        tree = json.loads(text, object_pairs_hook=_object, parse_float=_no_float, parse_constant=_no_float)
+    except RecursionError:
+        _refuse("the header is nested too deeply")
+    except json.JSONDecodeError as error:
+        _refuse(f"the header is not JSON: {error.msg} at character {error.pos}")
+    except ValueError:  # an integer of more digits than Python converts
+        _refuse("the header holds a number that is too long")
+    # A text that starts with '{' and parses is an object.
+    return cast("dict[str, object]", tree)
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Build one JSON object, refusing duplicate keys: the two copies could be read differently by two readers."""
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            _refuse(f"duplicate key {_shown(key)} in the header")
+        seen.add(key)
+    return found
+
+
+def _no_float(text: str) -> NoReturn:
+    _refuse(f"the header holds {_shown(text)}, which is not an integer")
+
+
+def _metadata(value: object) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        _refuse("__metadata__ is not an object")
+    for key, text in value.items():
+        if not isinstance(text, str):
+            _refuse(f"__metadata__ {_shown(key)} is not a string")
+        if not (_is_unicode(key) and _is_unicode(text)):
+            _refuse(f"__metadata__ {_shown(key)} is not UTF-8")
+    return value
+
+
+def _check_name(name: str) -> None:
+    if not _is_unicode(name):
+        _refuse(f"tensor name {_shown(name)} is not UTF-8")
+    if len(name.encode()) > NAME_CAP:
+        _refuse(f"tensor name {_shown(name)} is longer than {NAME_CAP} bytes")
+    if not name:
+        _refuse("a tensor has an empty name")
+    if _CONTROL.search(name):
+        _refuse(f"tensor name {_shown(name)} holds a control character")
+    if name[0] in "/\\" or ".." in _SLASH.split(name):
+        _refuse(f"tensor name {_shown(name)} looks like a path")
+
+
+def _is_unicode(text: str) -> bool:
+    # JSON can spell lone surrogates (\ud800), which no UTF-8 text holds.
+    return text.isascii() or not _SURROGATE.search(text)
+
+
+def _entry(name: str, value: object, data: int, size: int) -> Entry:
+    shown = f"tensor {_shown(name)}"
+    if not isinstance(value, dict):
+        _refuse(f"{shown} is not an object")
+    if value.keys() != _FIELDS:
+        odd = min(value.keys() ^ _FIELDS)
+        _refuse(f"{shown}: field {_shown(odd)} is {'missing' if odd in _FIELDS else 'unknown'}")
+    dtype = value["dtype"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        _refuse(f"{shown}: unknown dtype {_shown(dtype)}")
+    shape = _naturals(value["shape"], f"{shown}: shape")
+    if len(shape) > DIMENSION_CAP:
+        _refuse(f"{shown}: shape has {len(shape)} dimensions, over the limit of {DIMENSION_CAP}")
+    offsets = _naturals(value["data_offsets"], f"{shown}: data_offsets")
+    if len(offsets) != len(("begin", "end")):
+        _refuse(f"{shown}: data_offsets are not a pair")
+    begin, end = offsets
+    if begin > end or end > size - data:
+        _refuse(f"{shown}: data_offsets {begin}..{end} lie outside the {size - data} bytes of data")
+    # Unlike the product, the product of the non-zero dimensions overflows elsewhere even for an empty tensor.
+    if math.prod(dimension or 1 for dimension in shape) * ITEM_BYTES[dtype] >= _U64_LIMIT:
+        _refuse(f"{shown}: shape {_spelled(shape)} overflows")
+    expected = math.prod(shape) * ITEM_BYTES[dtype]
+    if expected != end - begin:
+        _refuse(f"{shown}: shape {_spelled(shape)} of {dtype} takes {expected} bytes, not {end - begin}")
+    return Entry(dtype, shape, data + begin, data + end)
+
+
+def _naturals(value: object, shown: str) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        _refuse(f"{shown} is not a list")
+    for number in value:
+        # `type`, because JSON's true is an int to isinstance.
+        if type(number) is not int or not 0 <= number < _U64_LIMIT:
+            _refuse(f"{shown} holds {_shown(number)}, which is not an unsigned 64-bit integer")
+    return tuple(value)
+
+
+def _check_contiguous(entries: Mapping[str, Entry], data: int, size: int) -> None:
+    position = data
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
+        if entry.start != position:
+            kind = "overlaps its neighbour" if entry.start < position else "leaves a hole before it"
+            _refuse(f"tensor {_shown(name)}: {kind} at data offset {entry.start - data}")
+        position = entry.end
+    if position != size:
+        _refuse(f"{size - position} trailing bytes after the last tensor")
+
+
+def _shown(value: object) -> str:
+    # Scalars only: the repr of a hostile container may be huge, or nested as deeply as the parser allowed.
+    if isinstance(value, list | dict):
+        return f"a {'list' if isinstance(value, list) else 'map'} of {len(value)}"
+    text = ascii(value[:_SHOWN] if isinstance(value, str) else value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _spelled(shape: tuple[int, ...]) -> str:
+    return _shown("x".join(map(str, shape[:8])) or "scalar")
+
+
+def _refuse(reason: str, head: bytes | None = None) -> NoReturn:
+    kind = looks_like(head) if head is not None else ""
+    if kind:
+        raise CorruptWeights(f"not a safetensors checkpoint (looks like {kind}): {reason}")
+    raise CorruptWeights(f"corrupt weights: {reason}")
