@@ -1,0 +1,1 @@
+"""A tour of the server with real published weights; the server itself never imports this."""
