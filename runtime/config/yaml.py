@@ -24,6 +24,13 @@ __all__ = ["Document", "Fault", "Frozen", "closest", "read", "read_file", "refus
 
 M = TypeVar("M", bound=BaseModel)
 _MOST = 200
+_PLAIN = {
+    "missing": ("is missing", "add it"),
+    "tuple_type": ("must be a list", "write - item, or [item, item]"),
+    "bool_type": ("must be true or false", "in YAML 1.2 on, off, yes and no are text"),
+    "int_type": ("must be a whole number", "without quotes or unit"),
+    "string_type": ("must be text", "put it into quotes"),
+}
 
 
 class Frozen(BaseModel):
@@ -33,6 +40,7 @@ class Frozen(BaseModel):
         frozen=True,
         extra="forbid",
         validate_default=True,
+        revalidate_instances="always",  # or a section left out would keep paths that start nowhere
         allow_inf_nan=False,
         hide_input_in_errors=True,
         use_attribute_docstrings=True,
@@ -58,13 +66,24 @@ def refuse(faults: Iterable[Fault]) -> None:
         raise PydanticCustomError("faults", "{text}", {"text": "; ".join(map(str, found)), "faults": found})
 
 
-def validate(model_class: type[M], document: Document) -> M:
-    """Build a section from a document. Raises one `ConfigError` with a line per fault, in the order of the file."""
+def validate(model_class: type[M], document: Document, context: dict[str, Any] | None = None) -> M:
+    """Build a section from a document; `context` reaches its validators.
+
+    Raises one `ConfigError` with a line per fault, in the order of the file.
+    """
+    value, faults = faults_in(model_class, document, context)
+    return report(faults, document) if value is None else value
+
+
+def faults_in(
+    model_class: type[M], document: Document, context: dict[str, Any] | None = None
+) -> tuple[M | None, list[Fault]]:
+    """Build a section, or say all that is wrong; for callers with faults of their own to add."""
     try:
-        return model_class.model_validate(document.tree)
+        return model_class.model_validate(document.tree, context=context), []
     except ValidationError as error:
         details = error.errors(include_url=False)
-    return report((fault for each in details for fault in _faults(model_class, each, document)), document)
+    return None, [fault for each in details for fault in _faults(model_class, each, document)]
 
 
 def report(faults: Iterable[Fault], document: Document) -> NoReturn:
@@ -106,23 +125,45 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 def _faults(model_class: type[BaseModel], error: ErrorDetails, document: Document) -> list[Fault]:
     path = _existing(error["loc"], error["type"], document)
+    if error["type"] == "faults":
+        return [Fault((*path, *fault.path), fault.what, fault.hint) for fault in error["ctx"]["faults"]]
+    return [Fault(path, *_words(model_class, error, path, document))]
+
+
+def _words(model_class: type[BaseModel], error: ErrorDetails, path: KeyPath, document: Document) -> tuple[str, str]:
+    """Say what is wrong and what would be right, in the words of someone who writes YAML."""
     kind, context = error["type"], error.get("ctx", {})
-    if kind == "faults":
-        return [Fault((*path, *fault.path), fault.what, fault.hint) for fault in context["faults"]]
-    if kind == "extra_forbidden":
-        section = section_at(model_class, path[:-1])
-        hint = closest(str(path[-1]), section.model_fields if section else ())
-        return [Fault(path, "unknown key", hint)]
-    if kind == "missing":
-        return [Fault(path, "is missing", "add it")]
-    if kind == "model_type":
-        section = section_at(model_class, path)
-        names = ", ".join(section.model_fields) if section else ""
-        return [Fault(path, "must be a mapping", f"keys: {names}" if names else "")]
-    if kind == "tuple_type":
-        return [Fault(path, "must be a list", "write - item, or [item, item]")]
     what, _, hint = error["msg"].removeprefix("Value error, ").partition("; ")
-    return [Fault(path, what[:1].lower() + what[1:], hint)]
+    match kind:
+        case "extra_forbidden":
+            section = section_at(model_class, path[:-1])
+            what, hint = "unknown key", closest(str(path[-1]), section.model_fields if section else ())
+        case "model_type":
+            section = section_at(model_class, path)
+            what, hint = "must be a mapping", f"keys: {', '.join(section.model_fields)}" if section else ""
+        case "literal_error":
+            what = "is not one of the choices"
+            hint = _choices(context["expected"], _value(document.tree, path))
+        case "too_short" | "string_too_short":
+            what, hint = "is too short", f"at least {context['min_length']}"
+        case "too_long" | "string_too_long":
+            what, hint = "is too long", f"at most {context['max_length']}"
+        case "greater_than_equal" | "greater_than" | "less_than_equal":
+            what = what.replace("Input should be", "must be")
+        case _:
+            what, hint = _PLAIN.get(kind, (what[:1].lower() + what[1:], hint))
+    return what, hint
+
+
+def _value(tree: Any, path: KeyPath) -> Any:
+    for step in path:
+        tree = tree[step]
+    return tree
+
+
+def _choices(expected: str, written: Any) -> str:
+    names = expected.replace("'", "").replace(" or ", ", ").split(", ")
+    return closest(written, names) if isinstance(written, str) else f"known are {', '.join(names)}"
 
 
 def _existing(loc: tuple[int | str, ...], kind: str, document: Document) -> KeyPath:
