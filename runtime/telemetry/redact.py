@@ -1,0 +1,72 @@
+"""Takes secrets out of what people may read: log lines, span status, the dashboard's feed.
+
+Pure functions on JSON-like values. It never decides what is logged, only what must not be legible in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+MASK = "[redacted]"
+_LONGEST = 8_192
+_DEEPEST = 6
+
+# Whole words inside a field's name: `authorization`, `x-api-key`, `db_password`, never `monkey` or `tokenizer`.
+_SECRET_FIELD = re.compile(
+    r"(?:^|[^a-z0-9])(?:authorization|cookie|credentials?|keys?|passw(?:or)?d|passphrase|secrets?|sig|signature|tokens?)"
+    r"(?:$|[^a-z0-9])",
+)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_USERINFO = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]{0,20}://)[^/\s@?#]{1,512}@")
+_QUERY = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s?\"'<>]{1,2048})\?[^\s\"'<>]*")
+_SCHEME = re.compile(r"\b(bearer|basic|digest|negotiate)\s+[A-Za-z0-9+/=._~-]{4,}", re.IGNORECASE)
+_PAIR = re.compile(
+    r"\b((?:[A-Za-z0-9]+[-_]){0,4}"
+    r"(?:authorization|api[-_]?key|access[-_]?key|secret(?:[-_]?(?:access[-_]?)?key)?|password|passwd|token|cookie|signature|sig|credential)"
+    r"[\"']?\s{0,4}[=:]\s{0,4}[\"']?)(?!\[redacted\])[^\s\"'&,;)}\]]+",
+    re.IGNORECASE,
+)
+
+
+def is_secret_field(name: str) -> bool:
+    """Does a field of this name hold something that must never be legible?"""
+    spelled = _CAMEL.sub("_", name).lower().replace("apikey", "api_key").replace("accesskey", "access_key")
+    return _SECRET_FIELD.search(spelled) is not None
+
+
+def text(value: str) -> str:
+    """Strip URL user-info and query strings, credentials after an auth scheme, and `secret=value` pairs."""
+    if len(value) > _LONGEST:
+        value = value[:_LONGEST] + "…"
+    if "://" in value:
+        value = _QUERY.sub(rf"\1?{MASK}", _USERINFO.sub(rf"\1{MASK}@", value))
+    return _PAIR.sub(rf"\1{MASK}", _SCHEME.sub(rf"\1 {MASK}", value))
+
+
+def fields(values: Mapping[str, object]) -> dict[str, object]:
+    """Redact a mapping by field name, and every string inside it."""
+    return _mapping(values, 0)
+
+
+def _mapping(values: Mapping[str, object], depth: int) -> dict[str, object]:
+    return {name: MASK if is_secret_field(name) else _value(value, depth + 1) for name, value in values.items()}
+
+
+def _value(value: object, depth: int) -> object:
+    if isinstance(value, bool | int | float) or value is None:
+        return value
+    if isinstance(value, str):
+        return text(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, Mapping | Sequence | set | frozenset):
+        return _container(value, depth) if depth <= _DEEPEST else "…"
+    return text(str(value))
+
+
+def _container(value: Mapping[object, object] | Sequence[object] | AbstractSet[object], depth: int) -> object:
+    if isinstance(value, Mapping):
+        return _mapping({str(name): inner for name, inner in value.items()}, depth)
+    return [_value(inner, depth + 1) for inner in value]
