@@ -1,0 +1,164 @@
+"""Looks at one model directory: complete, still being written, or wrong, and why.
+
+Belongs here: completeness and path hygiene by stat alone. Never: hashes of large files, which wait for admission.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+from actors.errors import ConfigError
+from runtime.catalog.manifest import FILE_NAME, Manifest, parse_manifest
+from runtime.catalog.record import ModelRecord, record_of
+from runtime.tiers.verify import Identity, identity_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_MANIFEST_CAP = 1 << 20
+_SHOWN_FILES = 20
+_ATTEMPTS = 3
+
+Stamp: TypeAlias = tuple[Identity | None, ...]
+"""Identity of the manifest and of each listed file; None for what is not there."""
+
+
+class State(StrEnum):
+    """What became of a directory."""
+
+    ADMITTED = "admitted"
+    PENDING = "pending"
+    REJECTED = "rejected"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """One look at a directory. `record` is there exactly when the state is ADMITTED."""
+
+    state: State
+    reason: str
+    stamp: Stamp
+    manifest: Manifest | None = None
+    record: ModelRecord | None = None
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether there is no manifest at all: taking it away takes the model out of service."""
+        return self.stamp[0] is None
+
+
+def stamp(directory: Path, manifest: Manifest | None) -> Stamp:
+    """Take the identities of a directory's files, links followed, so that a swapped `..data` link is a change."""
+    paths = [FILE_NAME, *(row.path for row in manifest.files)] if manifest else [FILE_NAME]
+    return tuple(_identity(f"{directory}/{path}") for path in paths)
+
+
+def examine(directory: Path, allowed: Sequence[Path]) -> Examined:
+    """Look at a directory. `allowed` are resolved roots that its links may lead into, besides itself.
+
+    A link swapped between reading the manifest and looking at the files would mix two generations; the stamp is
+    taken on both sides and the look repeated until they agree.
+    """
+    found = _examine(directory, allowed)
+    for _ in range(_ATTEMPTS):
+        if stamp(directory, found.manifest) == found.stamp:
+            return found
+        found = _examine(directory, allowed)
+    return Examined(State.PENDING, "the directory keeps changing", found.stamp, found.manifest)
+
+
+def _examine(directory: Path, allowed: Sequence[Path]) -> Examined:
+    before = stamp(directory, None)
+    try:
+        manifest = _parse(directory, allowed)
+    except FileNotFoundError:
+        return Examined(State.PENDING, f"no {FILE_NAME} yet", before)
+    except (OSError, RuntimeError) as error:
+        return Examined(State.REJECTED, f"the manifest cannot be read: {_reason(error)}", before)
+    except ConfigError as error:
+        return Examined(State.REJECTED, error.message, before)
+    full = (*before, *stamp(directory, manifest)[1:])
+    missing, wrong = _check_files(directory, manifest, allowed)
+    if wrong or missing:
+        state, reason = (State.REJECTED, "") if wrong else (State.PENDING, "incomplete: ")
+        return Examined(state, reason + _listed(wrong or missing), full, manifest)
+    return Examined(State.ADMITTED, "", full, manifest, record_of(directory, manifest))
+
+
+def _parse(directory: Path, allowed: Sequence[Path]) -> Manifest:
+    text = _read_manifest(directory, allowed)
+    if not text.strip():
+        raise ConfigError("the manifest is empty")
+    return parse_manifest(text)
+
+
+def _read_manifest(directory: Path, allowed: Sequence[Path]) -> str:
+    path = directory / FILE_NAME
+    real = path.resolve(strict=True)
+    if not _inside(real, (directory.resolve(strict=True), *allowed)):
+        raise ConfigError("the manifest is a link out of the allowed directories")
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError("the manifest is not a regular file")
+        raw = file.read(_MANIFEST_CAP + 1)
+    if len(raw) > _MANIFEST_CAP:
+        raise ConfigError(f"the manifest is over {_MANIFEST_CAP} bytes")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the manifest is not UTF-8 at byte {error.start}") from None
+
+
+def _check_files(directory: Path, manifest: Manifest, allowed: Sequence[Path]) -> tuple[list[str], list[str]]:
+    """Split the listed files' faults into what time may cure and what it will not."""
+    missing: list[str] = []
+    wrong: list[str] = []
+    homes = (directory.resolve(strict=True), *allowed)
+    for row in manifest.files:
+        path = directory / row.path
+        try:
+            real = path.resolve(strict=True)
+            status = real.stat()
+        except FileNotFoundError:
+            missing.append(f"{row.path} is missing")
+            continue
+        except (OSError, RuntimeError) as error:
+            wrong.append(f"{row.path}: {_reason(error)}")
+            continue
+        if not _inside(real, homes):
+            wrong.append(f"{row.path} is a link out of the allowed directories")
+        elif not stat.S_ISREG(status.st_mode):
+            wrong.append(f"{row.path} is not a regular file")
+        elif status.st_size != row.size:
+            missing.append(f"{row.path} has {status.st_size} of {row.size} bytes")
+    return missing, wrong
+
+
+def _inside(path: Path, homes: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(home) for home in homes)
+
+
+def _identity(path: str) -> Identity | None:
+    try:
+        return identity_of(os.stat(path))  # noqa: PTH116 -- called for every file on each refresh
+    except OSError:
+        return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno and error.errno != errno.ELOOP:
+        return os.strerror(error.errno)
+    return "a loop of links"
+
+
+def _listed(faults: list[str]) -> str:
+    more = len(faults) - _SHOWN_FILES
+    return "; ".join(faults[:_SHOWN_FILES]) + (f"; and {more} more" if more > 0 else "")

@@ -1,0 +1,159 @@
+"""One admitted model version as a value, and what a worker is told of it.
+
+Belongs here: identity (fingerprint) and the `LoadSpec`. Never: scanning directories (`repository.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from blake3 import blake3
+
+from actors.errors import CorruptWeights, FetchFailed, LoadFailed
+from actors.residency.model import ModelKey, key_of
+from runtime.tiers.verify import open_regular, unreadable
+from runtime.workers.port import BatchSpec, BuilderSpec, LoadSpec, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from runtime.catalog.manifest import Manifest, Tensor
+
+CONFIG_CAP: Final = 4 << 20
+"""Largest config.json, in bytes."""
+
+_CODE_KEYS = frozenset({"auto_map", "trust_remote_code", "custom_pipelines", "custom_generate"})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """A complete model directory. `weights_bytes` is the size of its weights file, `fingerprint` hex."""
+
+    name: str
+    version: str
+    directory: Path
+    manifest: Manifest
+    fingerprint: str
+    weights_bytes: int
+
+    @property
+    def key(self) -> ModelKey:
+        """`name@version`."""
+        return key_of(self.name, self.version)
+
+    @property
+    def weights(self) -> Path:
+        """The weights file as it lies in the directory; not to be mapped unless `in_place`."""
+        return self.directory / self.manifest.weights_row.path
+
+    def __repr__(self) -> str:
+        return f"<ModelRecord {self.key} {self.fingerprint[:8]} {self.weights_bytes} B>"
+
+
+def record_of(directory: Path, manifest: Manifest) -> ModelRecord:
+    """Make the record of a directory whose files were found complete."""
+    return ModelRecord(
+        name=manifest.name,
+        version=manifest.version,
+        directory=directory,
+        manifest=manifest,
+        fingerprint=fingerprint_of(manifest),
+        weights_bytes=manifest.weights_row.size,
+    )
+
+
+def fingerprint_of(manifest: Manifest) -> str:
+    """Hash whatever changes what the model answers: files, how they are read and built, signature, batching.
+
+    Name, version, footprint and labels are not part of it. blake3, 64 hex digits.
+    """
+    tree = manifest.model_dump(mode="json", by_alias=True, exclude={"name", "version", "footprint", "labels"})
+    tree["files"] = sorted((row.path, row.sha256) for row in manifest.files)
+    tree["weights"] = manifest.weights_row.path
+    return blake3(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def load_spec(record: ModelRecord, weights_path: Path) -> LoadSpec:
+    """Spell all that a worker needs; `weights_path` is the verified blob. Blocking: reads the builder's config.
+
+    Raises `FetchFailed`, `CorruptWeights` (the config is not the manifest's) or `LoadFailed` (it asks for code).
+    """
+    manifest = record.manifest
+    try:
+        size = os.stat(weights_path).st_size  # noqa: PTH116 -- an instance of Path costs more here than the call
+    except OSError as error:
+        raise unreadable(error) from None
+    return LoadSpec(
+        key=record.key,
+        fingerprint=record.fingerprint,
+        weights=str(weights_path),
+        weights_bytes=size,
+        builder=_builder(record),
+        inputs=_tensors(manifest.inputs),
+        outputs=_tensors(manifest.outputs),
+        batch=BatchSpec(max_size=manifest.batch.max_size, delay=manifest.batch.delay),
+        cast=manifest.cast,
+        reject_nonfinite=manifest.reject_nonfinite,
+    )
+
+
+def _tensors(rows: tuple[Tensor, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(row.name, row.datatype, row.shape) for row in rows)
+
+
+def _builder(record: ModelRecord) -> BuilderSpec:
+    builder = record.manifest.builder
+    if builder.kind == "python":
+        return BuilderSpec("python", builder.target, builder.arguments)
+    config = _read_config(record, builder.config or "")
+    for key in _code_keys(config):
+        raise LoadFailed(
+            f"the model's config asks for code from elsewhere ({key}), which is never run", model=record.name
+        )
+    return BuilderSpec("transformers", builder.architecture, config)
+
+
+def _read_config(record: ModelRecord, path: str) -> dict[str, object]:
+    row = record.manifest.row(path)
+    if row.size > CONFIG_CAP:
+        raise LoadFailed(f"the builder's config is over {CONFIG_CAP} bytes", model=record.name)
+    raw = _read(record.directory / path, row.size)
+    if len(raw) != row.size or hashlib.sha256(raw).hexdigest() != row.sha256:
+        raise CorruptWeights("the builder's config is not the one of the manifest", model=record.name)
+    try:
+        config = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise LoadFailed("the builder's config is not JSON", model=record.name) from None
+    if not isinstance(config, dict):
+        raise LoadFailed("the builder's config is not a JSON object", model=record.name)
+    return config
+
+
+def _read(path: Path, size: int) -> bytes:
+    try:
+        descriptor = open_regular(path)
+    except FetchFailed as error:
+        raise FetchFailed(f"the builder's config: {error.message}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(size + 1)
+
+
+def _code_keys(tree: object) -> Iterator[str]:
+    """Find keys that make a library fetch or import code of the repository, however deep.
+
+    An attention or experts implementation with a slash is a repository of kernels, which is code as well.
+    """
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            remote = key.endswith("_implementation") and isinstance(value, str) and "/" in value
+            if remote or (key in _CODE_KEYS and value):
+                yield key
+            yield from _code_keys(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _code_keys(value)
