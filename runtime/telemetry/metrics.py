@@ -1,0 +1,278 @@
+"""Prometheus metrics from events: one registry, children resolved once per model, no unbounded label.
+
+No span, no log line of an event, no decision. What is read instead of counted comes through `readings.py`.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from actors import events as e
+from actors.errors import ForeloadError
+from actors.residency.model import Tier
+from runtime.telemetry.buckets import Buckets
+from runtime.telemetry.families import AGES, PHASES, Families
+from runtime.telemetry.readings import Reading, Readings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from actors.residency.model import ModelKey
+    from runtime.telemetry.fanout import Wants
+
+OTHER: Final = "(other)"
+"""Label of everything that may not have a label of its own; no model or error code can be called so."""
+
+_NAMES: Final = 256  # devices and actors: bounded by the configuration, and by this should that ever be wrong
+
+_EVICTIONS: Final = frozenset({"room", "ttl_idle", "ttl", "pressure", "unload", "stop"})
+_PREFETCHES: Final = frozenset({"used", "wasted", "late", "cancelled"})
+
+
+def _codes(kind: type[ForeloadError]) -> set[str]:
+    return {kind.code}.union(*(_codes(child) for child in kind.__subclasses__()))
+
+
+class _Series:
+    """One model's children, resolved once: a cached child costs half of a look-up by labels."""
+
+    __slots__ = ("coalesced", "hits", "infer", "last_use", "load_wait", "ok", "queue")
+
+    def __init__(self, table: Families, model: str) -> None:
+        self.ok = table.requests.labels(model, "ok")
+        self.queue = Buckets(PHASES)
+        self.load_wait = Buckets(PHASES)
+        self.infer = Buckets(PHASES)
+        self.hits = {tier: table.hits.labels(model, tier.value) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK)}
+        self.coalesced = table.coalesced.labels(model)
+        self.last_use = -1.0
+
+
+def _nothing(_name: str) -> str:
+    return ""
+
+
+class Metrics:
+    """Counts facts. Subscribe it before the spans: an exemplar needs the request's trace while it is open.
+
+    `reading` is called at scrape time; `sampled` and `load_trace` give the trace id of a recorded request or load.
+    A model gets a label when the catalog admits it (or `admit`), at most `limit` of them; all else is `(other)`.
+    """
+
+    IGNORED: ClassVar[Mapping[type, str]] = {
+        e.RequestArrived: "counted when it is finished; arrivals per model are the forecaster's",
+        e.LeaseReleased: "leases are read at scrape time",
+        e.WaiterJoined: "counted by how its wait ends",
+        e.LoadUpgraded: "its load is counted when it ends",
+        e.EvictionStarted: "counted when the bytes are free",
+        e.PressureChanged: "device bytes are read at scrape time",
+        e.WarmSettled: "its load is counted",
+        e.WorkerStarted: "process facts go to logs and feed",
+        e.WorkerLost: "the loads and requests it breaks are counted by code",
+        e.DrainStarted: "the process ends; logs and spans tell",
+        e.DrainFinished: "the process ends; logs and spans tell",
+    }
+
+    def __init__(
+        self,
+        *,
+        version: str,
+        reading: Callable[[], Reading] = Reading,
+        sampled: Callable[[str], str] = _nothing,
+        load_trace: Callable[[str], str] = _nothing,
+        limit: int = 2_000,
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._sampled = sampled
+        self._load_trace = load_trace
+        self._limit = limit
+        self._admitted: set[str] = set()
+        self._series: dict[str, _Series] = {}
+        self._words = frozenset(_codes(ForeloadError))
+        self._names: set[str] = set()
+        self._loading: dict[str, str] = {}
+        self._reuse = Buckets(AGES)
+        self._table = Families(self.registry)
+        self._other = self._series[OTHER] = _Series(self._table, OTHER)
+        self._table.build.labels(version, platform.python_version()).set(1)
+        self.registry.register(Readings(reading, self))
+
+    # -- labels --------------------------------------------------------------------------------------
+
+    def admit(self, model: str) -> None:
+        """Let a model, by name or by key, have series of its own."""
+        if len(self._admitted) < self._limit:
+            self._admitted.add(model)
+
+    def forget(self, model: str) -> None:
+        """Drop the series of a model that left the catalog, and its right to any; `model` is a name or a key."""
+        self._admitted.discard(model)
+        for key in [key for key in self._series if model in {key, key.rpartition("@")[0]} and key != OTHER]:
+            del self._series[key]
+            for metric in self._table.per_model:
+                metric.remove_by_labels({"model": key})
+
+    def _of(self, model: ModelKey) -> _Series:
+        return self._series.get(model) or self._resolve(model)
+
+    def _resolve(self, model: ModelKey) -> _Series:
+        label = self.label(model)
+        if label == OTHER:
+            return self._other
+        series = self._series[label] = _Series(self._table, label)
+        return series
+
+    def label(self, model: ModelKey) -> str:
+        """The model's label: its key, or `(other)`."""
+        if model in self._series:
+            return model
+        admitted = model in self._admitted or model.rpartition("@")[0] in self._admitted
+        return model if admitted and len(self._series) <= self._limit else OTHER
+
+    def _name(self, name: str) -> str:
+        if name in self._names or len(self._names) < _NAMES:
+            self._names.add(name)
+            return name
+        return OTHER
+
+    def _word(self, code: str) -> str:
+        return code if code in self._words else OTHER
+
+    # -- events --------------------------------------------------------------------------------------
+
+    def wants(self) -> Wants:
+        """Subscribe with this."""
+        return {
+            e.LeaseGranted: self._granted,
+            e.WaiterLeft: self._left,
+            e.RequestFinished: self._finished,
+            e.LoadStarted: self._load_started,
+            e.LoadFinished: self._load_finished,
+            e.LoadFailed: self._load_failed,
+            e.LoadCancelled: self._load_cancelled,
+            e.Evicted: self._evicted,
+            e.PrefetchSettled: self._prefetched,
+            e.ActorRestarted: self._restarted,
+            e.SubscriberDropped: self._subscriber_dropped,
+            e.CatalogChanged: self._catalog,
+        }
+
+    def observe_lag(self, seconds: float) -> None:
+        """One tick of the loop came this late."""
+        self._table.lag.observe(max(0.0, seconds))
+
+    def _granted(self, event: e.LeaseGranted) -> None:
+        series = self._series.get(event.model) or self._resolve(event.model)
+        hits = series.hits.get(event.found)
+        if hits is not None:
+            hits.inc()
+        if event.found is Tier.DEVICE and series is not self._other:
+            if series.last_use >= 0:
+                self._reuse.observe(event.at - series.last_use)
+            series.last_use = event.at
+        if event.result == "miss":
+            self._table.misses.labels(self.label(event.model), "not_resident").inc()
+        elif event.result == "coalesced":
+            series.coalesced.inc()
+            self._table.misses.labels(self.label(event.model), "loading").inc()
+
+    def _left(self, event: e.WaiterLeft) -> None:
+        self._table.misses.labels(self.label(event.model), self._word(event.reason)).inc()
+
+    def _finished(self, event: e.RequestFinished) -> None:
+        series = self._series.get(event.model) or self._resolve(event.model)
+        if event.outcome != "ok":
+            self._table.requests.labels(self.label(event.model), self._word(event.outcome)).inc()
+            return
+        series.ok.inc()
+        series.queue.observe(event.queue)
+        series.infer.observe(event.infer)
+        if event.load_wait > 0:
+            series.load_wait.observe_traced(event.load_wait, self._sampled(event.request))
+
+    def _load_started(self, event: e.LoadStarted) -> None:
+        self._loading[event.load] = event.device
+
+    def _load_finished(self, event: e.LoadFinished) -> None:
+        self._loading.pop(event.load, None)
+        series = self._of(event.model)
+        if event.tier is Tier.DEVICE:
+            series.last_use = -1.0  # a gap ends where the resident did
+        label = self.label(event.model)
+        child = self._table.load_duration.labels(label, event.source.value, event.tier.value, event.trigger.value)
+        child.observe(event.seconds, _exemplar(self._load_trace(event.load)))
+
+    def _load_failed(self, event: e.LoadFailed) -> None:
+        self._loading.pop(event.load, None)
+        self._of(event.model)
+        self._table.load_failures.labels(self.label(event.model), self._word(event.code)).inc()
+
+    def _load_cancelled(self, event: e.LoadCancelled) -> None:
+        self._loading.pop(event.load, None)
+
+    def _evicted(self, event: e.Evicted) -> None:
+        self._of(event.model)
+        reason = event.reason if event.reason in _EVICTIONS else OTHER
+        device = self._name(event.device)
+        self._table.evictions.labels(self.label(event.model), device, reason).inc()
+        if event.leaked > 0:
+            self._table.leaked.labels(device).inc(event.leaked)
+        if event.tier is Tier.DEVICE:
+            self._table.residency.observe(event.age)
+            self._table.age.observe(event.idle)
+
+    def _prefetched(self, event: e.PrefetchSettled) -> None:
+        self._of(event.model)
+        result = event.result if event.result in _PREFETCHES else OTHER
+        self._table.prefetches.labels(self.label(event.model), result).inc()
+        if result == "used":
+            self._table.lead.observe(event.lead)
+
+    def _restarted(self, event: e.ActorRestarted) -> None:
+        self._table.restarts.labels(self._name(event.actor)).inc()
+
+    def _subscriber_dropped(self, _event: e.SubscriberDropped) -> None:
+        self._table.dropped.inc()
+
+    def _catalog(self, event: e.CatalogChanged) -> None:
+        if event.state == "admitted":
+            self.admit(event.model)
+
+    # -- read at scrape time -------------------------------------------------------------------------
+
+    def loads_in_progress(self) -> dict[str, int]:
+        """Loads under way, by device."""
+        found: dict[str, int] = {}
+        for device in list(self._loading.values()):
+            found[device] = found.get(device, 0) + 1
+        return found
+
+    def phases(self) -> Iterator[tuple[str, str, Buckets]]:
+        """Model, phase and its buckets, where there is anything in them."""
+        for model, series in list(self._series.items()):
+            for phase, buckets in (("queue", series.queue), ("load_wait", series.load_wait), ("infer", series.infer)):
+                if buckets.count:
+                    yield model, phase, buckets
+
+    @property
+    def reuse_gaps(self) -> Buckets:
+        """Seconds between two uses of a device resident."""
+        return self._reuse
+
+    # -- exposition ----------------------------------------------------------------------------------
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The metrics page and its content type: OpenMetrics with exemplars if `accept` asks, else Prometheus text."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def __repr__(self) -> str:
+        return f"<Metrics models={len(self._series) - 1}/{self._limit}>"
+
+
+def _exemplar(trace_id: str) -> dict[str, str] | None:
+    return {"trace_id": trace_id} if trace_id else None

@@ -1,0 +1,138 @@
+"""What is read at scrape time instead of being counted: bytes, residents, leases, mailboxes, losses.
+
+Frozen values, and the collector that spells them out. Whoever knows the actors fills them.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from prometheus_client.metrics_core import Metric
+
+    from actors.residency.model import ModelKey, Tier
+    from runtime.telemetry.buckets import Buckets
+
+_log = logging.getLogger("foreload.telemetry")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """One device's memory in bytes; None for a number that this kind of device does not have."""
+
+    device: str
+    capacity: int
+    reserved: int
+    allocated: int | None = None
+    foreign: int | None = None
+    largest_free_block: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One look at the server. Advisory: nothing is decided on it."""
+
+    devices: tuple[DeviceReading, ...] = ()
+    residents: Mapping[tuple[str, Tier], int] = field(default_factory=dict)
+    leases: Mapping[ModelKey, int] = field(default_factory=dict)
+    mailboxes: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
+    """By channel (`spans`, `logs`, …): how much telemetry was dropped since the start."""
+
+
+class Counted(Protocol):
+    """The part of `Metrics` that counts by itself and is spelled out here."""
+
+    def label(self, model: ModelKey) -> str:
+        """Its key, or what stands for models without a label."""
+        ...
+
+    def loads_in_progress(self) -> Mapping[str, int]:
+        """By device."""
+        ...
+
+    def phases(self) -> Iterable[tuple[str, str, Buckets]]:
+        """Model, phase, buckets."""
+        ...
+
+    @property
+    def reuse_gaps(self) -> Buckets:
+        """Seconds between two uses."""
+        ...
+
+
+class Readings(Collector):
+    """Spells out, at scrape time, what is read rather than counted."""
+
+    def __init__(self, reading: Callable[[], Reading], counted: Counted) -> None:
+        self._reading = reading
+        self._counted = counted
+
+    def describe(self) -> Iterator[Metric]:
+        """The families, without asking the server: it is not there yet when this is registered."""
+        return self._families(Reading())
+
+    def collect(self) -> Iterator[Metric]:
+        """One look; should it fail, the page comes without it, and says so in the log."""
+        try:
+            reading = self._reading()
+        except Exception:  # noqa: BLE001  a scrape that fails hides every other metric too
+            _log.exception("the reading for /metrics failed")
+            reading = Reading()
+        return self._families(reading)
+
+    def _counters_of_the_hit_path(self) -> Iterator[Metric]:
+        about = "Time of answered requests by phase; load_wait only where one waited."
+        phases = HistogramMetricFamily("foreload_request_duration_seconds", about, labels=("model", "phase"))
+        for model, phase, buckets in self._counted.phases():
+            buckets.spell(phases, (model, phase))
+        yield phases
+        gaps = HistogramMetricFamily(
+            "foreload_reuse_gap_seconds", "Time between two uses of a device resident.", labels=()
+        )
+        self._counted.reuse_gaps.spell(gaps, ())
+        yield gaps
+
+    def _families(self, reading: Reading) -> Iterator[Metric]:
+        yield from self._counters_of_the_hit_path()
+        loads = GaugeMetricFamily("foreload_loads_in_progress", "Loads under way.", labels=("device",))
+        for device, count in self._counted.loads_in_progress().items():
+            loads.add_metric((device,), count)
+        yield loads
+        sizes = GaugeMetricFamily("foreload_device_bytes", "Memory of a device.", labels=("device", "kind"))
+        for row in reading.devices:
+            for kind in ("capacity", "reserved", "allocated", "foreign", "largest_free_block"):
+                value: int | None = getattr(row, kind)
+                if value is not None:
+                    sizes.add_metric((row.device, kind), value)
+        yield sizes
+        residents = GaugeMetricFamily("foreload_resident_models", "Models held.", labels=("device", "tier"))
+        for (device, tier), count in reading.residents.items():
+            residents.add_metric((device, tier.value), count)
+        yield residents
+        leases = GaugeMetricFamily("foreload_leases", "Leases held now.", labels=("model",))
+        for label, count in _summed(reading.leases, self._counted.label).items():
+            leases.add_metric((label,), count)
+        yield leases
+        depths = GaugeMetricFamily("foreload_actor_mailbox_depth", "Messages waiting.", labels=("actor",))
+        for actor, count in reading.mailboxes.items():
+            depths.add_metric((actor,), count)
+        yield depths
+        lost = CounterMetricFamily("foreload_telemetry_lost", "Telemetry dropped.", labels=("channel",))
+        for channel, count in reading.lost.items():
+            lost.add_metric((channel,), count)
+        yield lost
+
+
+def _summed(counts: Mapping[ModelKey, int], label: Callable[[ModelKey], str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for model, count in counts.items():
+        found[label(model)] = found.get(label(model), 0) + count
+    return found
