@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from runtime.config import schema
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DEVICE: Final = re.compile(r"cpu:0|cuda:(?:0|[1-9]\d?)", re.ASCII)
 _HOST_LABELS: Final = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
 _LONGEST: Final = {"module": 255, "host": 253, "url": 2048, "path": 4096}
 _NAME_RULE: Final = "letters, digits, dot, dash and underscore, at most 128, the first a letter or digit"
+_VERSION_RULE: Final = _NAME_RULE.replace("128", "64")
 
 
 # -- forms -------------------------------------------------------------------------------------------
@@ -40,8 +42,8 @@ def name(value: str) -> str:
 
 def version(value: str) -> str:
     """Check a version: same letters as a name."""
-    if not _NAME.fullmatch(value):
-        raise ValueError(f"{value[:60]!r} is not a version; {_NAME_RULE}")
+    if not _VERSION.fullmatch(value):
+        raise ValueError(f"{value[:60]!r} is not a version; {_VERSION_RULE}")
     return value
 
 
@@ -62,9 +64,24 @@ def device_id(value: str) -> str:
 
 
 def module(value: str) -> str:
-    """Check a dotted Python module name."""
-    if len(value) > _LONGEST["module"] or not all(part.isidentifier() for part in value.split(".")):
-        raise ValueError(f"{value[:60]!r} is not a Python module; write package.module")
+    """Check a dotted Python module name; a dot at its end stands for all modules below."""
+    parts = value.removesuffix(".").split(".")
+    if len(value) > _LONGEST["module"] or not all(part.isidentifier() for part in parts):
+        raise ValueError(f"{value[:60]!r} is not a Python module; write package.module, or package. for all below it")
+    return value
+
+
+def key_hash(value: str) -> str:
+    """Check the hash of a key; never show what was written, as it may be the key itself."""
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", value):
+        raise ValueError("not sha256: and 64 hexadecimal digits; `foreload key NAME` makes a key and its hash")
+    return value
+
+
+def scope(value: str) -> str:
+    """Check what a key may do."""
+    if not re.fullmatch(r"infer(:[A-Za-z0-9._*?-]{1,128})?|read|admin", value):
+        raise ValueError(f"{value[:60]!r} is not a scope; write infer, infer:resnet*, read or admin")
     return value
 
 
@@ -132,6 +149,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.casefold() == "localhost"
+
+
+def keys(section: tuple[schema.Key, ...]) -> tuple[schema.Key, ...]:
+    """Each name and each key once."""
+    refuse([*_repeated([key.name for key in section], "name"), *_repeated([key.hash for key in section], "hash")])
+    return section
 
 
 def limits(section: schema.Limits) -> None:

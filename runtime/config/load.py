@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "FORELOAD_"
 _INDEX: Final = re.compile("[0-9]{1,5}")
-RESERVED: Final = frozenset({"FORELOAD_CONFIG", "FORELOAD_URL"})
-"""Read by the command line, not settings."""
+RESERVED: Final = frozenset({"FORELOAD_CONFIG", "FORELOAD_URL", "FORELOAD_KEY", "FORELOAD_WHEELS"})
+"""Read by the command line and the demo; not settings."""
 
 
 def load(path: Path, environ: Mapping[str, str], overrides: Mapping[str, Scalar] | None = None) -> Config:

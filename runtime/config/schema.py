@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Strict, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, Strict, StringConstraints, model_validator
 
 from runtime.config import checks
 from runtime.config.units import GIB, KIB, MIB, Amount, Bytes, Count, Flag, Ratio, Seconds
@@ -26,6 +26,17 @@ Folder: TypeAlias = Annotated[Path, BeforeValidator(checks.folder)]
 Positive: TypeAlias = Annotated[int, Strict(), Field(ge=1)]
 SomeBytes: TypeAlias = Annotated[Bytes, Field(ge=1)]
 SomeSeconds: TypeAlias = Annotated[Seconds, Field(gt=0)]
+
+
+class Key(Frozen):
+    """A bearer key, kept as a hash. `foreload key NAME` makes one."""
+
+    name: Name
+    """What logs call it."""
+    hash: Annotated[str, AfterValidator(checks.key_hash)]
+    """`sha256:` and the hexadecimal hash of the key."""
+    scopes: Annotated[tuple[Annotated[str, AfterValidator(checks.scope)], ...], Field(min_length=1)] = ("infer",)
+    """What it may do: `infer`, `infer:<glob of model names>`, `read`, `admin`."""
 
 
 class Limits(Frozen):
@@ -87,8 +98,8 @@ class Server(Frozen):
     """Address to listen on; any but a loopback address needs `keys` or `insecure: true`."""
     port: Annotated[int, Strict(), Field(ge=0, le=65_535)] = 8080
     """TCP port to listen on; 0 takes a free one."""
-    keys: tuple[Annotated[SecretStr, Field(min_length=16, max_length=512)], ...] = ()
-    """Bearer keys; with any listed, a request must show one. Set them by environment rather than in a file."""
+    keys: Annotated[tuple[Key, ...], AfterValidator(checks.keys)] = ()
+    """Bearer keys; with any listed, a request must show one that covers what it asks for."""
     insecure: Flag = False
     """Permits listening beyond this machine without keys, for a network that something else protects."""
     trusted_hosts: tuple[Text, ...] = ("localhost", "127.0.0.1", "[::1]")
@@ -130,7 +141,7 @@ class Device(Frozen):
     load_timeout: SomeSeconds = 300.0
     """How long one load may take before it is given up."""
     allow: tuple[Module, ...] = ()
-    """Python modules whose functions may build models; a manifest that names any other is refused."""
+    """Python modules whose functions may build models; one that ends in a dot stands for all below it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

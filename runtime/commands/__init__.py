@@ -1,0 +1,1 @@
+"""What the command line does, apart from its words: talking to a server, showing answers. It decides nothing."""

@@ -1,0 +1,1 @@
+"""The configuration, from units to the whole tree."""
