@@ -26,9 +26,7 @@ class Fault(msgspec.Struct, frozen=True):
 
     def rebuild(self) -> ForeloadError:
         """Make the exception again; an unknown word becomes `Broken`."""
-        return by_code(self.code)(
-            self.message, model=self.model, detail=self.detail, retry_after=self.retry_after
-        )
+        return by_code(self.code)(self.message, model=self.model, detail=self.detail, retry_after=self.retry_after)
 
 
 _decoder = msgspec.msgpack.Decoder(Fault)

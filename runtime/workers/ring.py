@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
@@ -44,6 +45,8 @@ KEPT_BYTES = 1 << 20
 """What an idle slot keeps of each area; pages beyond it go back to the system."""
 _PACKETS_PER_TURN = 32
 _GENERATIONS = 1 << 32
+_SHORT_MESSAGE = 512
+"""Characters of an error's message that fit into the smallest slot in any script."""
 
 
 class _Open:
@@ -233,9 +236,10 @@ class FrontRing:
 
     async def trim(self, every: float = 1.0) -> None:
         """Give the excess of slots that were idle for a whole round back, each `every` seconds, until cancelled."""
-        while True:
-            await anyio.sleep(every)
-            await self.trim_once()
+        with suppress(OSError):  # a kernel that can't punch leaves the pages where they are
+            while True:
+                await anyio.sleep(every)
+                await self.trim_once()
 
     async def trim_once(self) -> None:
         """One round of `trim`: a large slot that is free and was not used since the last round is punched."""
@@ -351,9 +355,8 @@ class WorkerRing:
     def fail(self, slot: int, generation: int, error: ForeloadError) -> None:
         """Write an error into its slot; `flush` rings."""
         body = pack(error)
-        limit = self._memory.slot_bytes
-        if len(body) > limit:  # only ever with slots of a few bytes, or a page-long message
-            body = pack(type(error)(error.message[: max(0, limit - 96)], retry_after=error.retry_after))
+        if len(body) > self._memory.slot_bytes:
+            body = pack(type(error)(error.message[:_SHORT_MESSAGE], retry_after=error.retry_after))
         self._memory.put_output(slot, body)
         self._answered.append(pack_reply(ReplyBell(slot, generation, True, len(body), None, Timings())))
 

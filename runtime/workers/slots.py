@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+LEAST_SLOT_BYTES = 4096
+"""So that an error always fits into a slot."""
+MOST_SLOTS = 65535
+"""What a doorbell's slot number can say."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -23,7 +27,13 @@ def _fallocate() -> Callable[[int, int, int, int], int]:
     call = ctypes.CDLL(None, use_errno=True).fallocate
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     call.restype = ctypes.c_int
-    return call  # type: ignore[no-any-return]  # ctypes types its functions as Any
+    return call
+
+
+def _check_sizes(slots: int, slot_bytes: int) -> None:
+    if not 1 <= slots <= MOST_SLOTS or slot_bytes < LEAST_SLOT_BYTES:
+        msg = f"a ring has 1 to {MOST_SLOTS} slots of {LEAST_SLOT_BYTES} bytes or more, not {slots} of {slot_bytes}"
+        raise ValueError(msg)
 
 
 class SlotMemory:
@@ -33,9 +43,7 @@ class SlotMemory:
     """
 
     def __init__(self, fd: int, slots: int, slot_bytes: int) -> None:
-        if slots < 1 or slot_bytes < 1:
-            msg = f"a ring needs at least one slot of one byte, not {slots} of {slot_bytes}"
-            raise ValueError(msg)
+        _check_sizes(slots, slot_bytes)
         self.fd = fd
         self.slots = slots
         self.slot_bytes = slot_bytes
@@ -49,6 +57,7 @@ class SlotMemory:
     @classmethod
     def create(cls, slots: int, slot_bytes: int) -> SlotMemory:
         """Make a new anonymous file; it goes away with the last process that holds it."""
+        _check_sizes(slots, slot_bytes)
         stride = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         fd = os.memfd_create("foreload-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -80,7 +89,7 @@ class SlotMemory:
         return self._map[start : start + length]
 
     def punch(self, slot: int, keep: int) -> None:
-        """Give a free slot's pages beyond the first `keep` bytes of each area back to the system. Blocks; not for the loop."""
+        """Give a free slot's pages beyond the first `keep` bytes of each area back. Blocks; not for the loop."""
         first = -(-keep // mmap.PAGESIZE) * mmap.PAGESIZE
         if first >= self._stride:
             return
