@@ -51,7 +51,7 @@ class Buckets:
         for index, (bound, count) in enumerate(zip(bounds, accumulate(self._counts), strict=True)):
             exemplar = self._exemplars.get(index)
             rows.append((bound, count) if exemplar is None else (bound, count, exemplar))
-        family.add_metric(labels, rows, self._total)  # type: ignore[arg-type]
+        family.add_metric(labels, rows, self._total)
 
     def __repr__(self) -> str:
         return f"<Buckets n={self.count} sum={self._total:.6g}>"
