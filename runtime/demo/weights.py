@@ -155,9 +155,8 @@ MODELS = (
             ),
         ),
         builder=_python("silero_vad"),
-        inputs=(("audio", "FP32", (-1, 576)), ("state", "FP32", (2, -1, 128))),
-        outputs=(("probability", "FP32", (-1, 1)), ("next_state", "FP32", (2, -1, 128))),
-        batch=1,  # the state's first dimension is not the batch
+        inputs=(("audio", "FP32", (-1, 576)), ("state", "FP32", (-1, 2, 128))),
+        outputs=(("probability", "FP32", (-1, 1)), ("next_state", "FP32", (-1, 2, 128))),
     ),
     DemoModel(
         name="mtcnn-pnet",

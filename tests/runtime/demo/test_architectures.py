@@ -217,7 +217,7 @@ def test_silero_tells_a_voice_from_silence(bound: Loader) -> None:
 def test_silero_without_its_state_hears_something_else(bound: Loader) -> None:
     """The state that travels with the request is really used."""
     module, sound = bound("silero-vad"), signals.voiced(120, 0.2)[None, :576]
-    fresh = run(module, sound, np.zeros((2, 1, 128), np.float32))
+    fresh = run(module, sound, np.zeros((1, 2, 128), np.float32))
     again = run(module, sound, fresh["next_state"])
     assert abs(float(fresh["probability"]) - float(again["probability"])) > 1e-3
 

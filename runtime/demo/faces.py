@@ -10,9 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-RNET_SIDE = 24
-ONET_SIDE = 48
-
 
 def _flat(x: Tensor) -> Tensor:
     """Flatten [N, C, H, W] width first, the order in which the published dense layers were trained."""
@@ -92,18 +89,3 @@ class OutputNet(nn.Module):
         x = self.prelu5(self.dense5(_flat(x)))
         probability = torch.softmax(self.dense6_1(x), dim=1)
         return {"probability": probability, "box": self.dense6_2(x), "landmarks": self.dense6_3(x)}
-
-
-def mtcnn_pnet() -> nn.Module:
-    """Build P-Net."""
-    return ProposalNet().eval()
-
-
-def mtcnn_rnet() -> nn.Module:
-    """Build R-Net."""
-    return RefineNet().eval()
-
-
-def mtcnn_onet() -> nn.Module:
-    """Build O-Net."""
-    return OutputNet().eval()

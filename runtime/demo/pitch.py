@@ -7,7 +7,7 @@ Audio framing and the reading of the 360 pitch bins belong to the caller.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import cast
+from typing import Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,12 @@ FRAME = 1024
 BINS = 360
 """Pitch classes, 20 cents apart, from C1 to B7."""
 
-_FILTERS = {
+FILTERS: Final = {
     "full": (1024, 128, 128, 128, 256, 512),
     "tiny": (128, 16, 16, 16, 32, 64),
 }
+"""Filters of the six blocks, by capacity."""
+
 _FIRST_KERNEL, _FIRST_STRIDE = 512, 4
 _KERNEL = 64
 _LEFT_IN_TIME = FRAME // _FIRST_STRIDE // 2**6
@@ -60,11 +62,3 @@ class Crepe(nn.Module):
             x = functional.max_pool2d(norm(functional.relu(convolution(x))), (2, 1))
         features = x.permute(0, 2, 1, 3).flatten(1)  # time before channel, as the dense layer was trained
         return torch.sigmoid(self.classifier(features))
-
-
-def crepe(capacity: str = "full") -> nn.Module:
-    """Build CREPE. `capacity` is `full` (89 MB) or `tiny` (2 MB); anything else raises ValueError."""
-    if capacity not in _FILTERS:
-        msg = f"capacity is {' or '.join(sorted(_FILTERS))}, not {capacity!r}"
-        raise ValueError(msg)
-    return Crepe(_FILTERS[capacity]).eval()

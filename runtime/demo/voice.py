@@ -13,9 +13,6 @@ from torch.nn import functional
 CONTEXT = 64
 """Samples of the chunk before that Silero wants in front of a chunk."""
 
-CHUNK = 512
-"""Samples of one chunk at 16 kHz."""
-
 _WINDOW, _HOP = 256, 128
 _FREQUENCIES = _WINDOW // 2 + 1
 _HIDDEN = 128
@@ -45,18 +42,19 @@ class SileroVad(nn.Module):
         self.final_conv = nn.Conv1d(_HIDDEN, 1, 1)
 
     def forward(self, audio: Tensor, state: Tensor) -> dict[str, Tensor]:
-        """Take `audio` [N, 64 + 512] in -1..1 (context, then chunk) and `state` [2, N, 128], zeros at the start.
+        """Take `audio` [N, 64 + 512] in -1..1 (context, then chunk) and `state` [N, 2, 128], zeros at the start.
 
-        Gives `probability` [N, 1] of speech, and `next_state` [2, N, 128] to send with the next chunk.
+        Gives `probability` [N, 1] of speech, and `next_state` [N, 2, 128] to send with the next chunk. The published
+        model keeps its state as [2, N, 128]; here the batch comes first everywhere, so that calls can share a forward.
         """
         wave = functional.pad(audio[:, None, :], (0, _WINDOW - _HOP - CONTEXT), mode="reflect")
         real, imaginary = self.stft_conv(wave).split(_FREQUENCIES, dim=1)
         x = torch.sqrt(real**2 + imaginary**2)
         for layer in (self.conv1, self.conv2, self.conv3, self.conv4):
             x = functional.relu(layer(x))
-        hidden, cell = self.lstm_cell(x.squeeze(-1), (state[0], state[1]))
+        hidden, cell = self.lstm_cell(x.squeeze(-1), (state[:, 0], state[:, 1]))
         probability = torch.sigmoid(self.final_conv(functional.relu(hidden)[:, :, None]))
-        return {"probability": probability.squeeze(-1), "next_state": torch.stack([hidden, cell])}
+        return {"probability": probability.squeeze(-1), "next_state": torch.stack([hidden, cell], dim=1)}
 
 
 class SpeakerEncoder(nn.Module):
@@ -78,13 +76,3 @@ class SpeakerEncoder(nn.Module):
         """Take mel spectra [N, T, 40] (1.6 s is T = 160); give one embedding of length 1 each, [N, 256]."""
         _, (hidden, _) = self.lstm(mels)
         return functional.normalize(functional.relu(self.linear(hidden[-1])), dim=1)
-
-
-def silero_vad() -> nn.Module:
-    """Build Silero VAD for 16 kHz."""
-    return SileroVad().eval()
-
-
-def speaker_encoder() -> nn.Module:
-    """Build the GE2E speaker encoder."""
-    return SpeakerEncoder().eval()
