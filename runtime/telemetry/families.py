@@ -75,6 +75,9 @@ class Families:
         self.lead = Histogram(
             "foreload_prefetch_lead_seconds", "Prefetched this long before first use.", buckets=AGES, registry=own
         )
+        self.workers_lost = Counter(
+            "foreload_workers_lost", "Device workers that ended on their own.", ("device",), registry=own
+        )
         self.restarts = Counter("foreload_actor_restarts", "New incarnations after a crash.", ("actor",), registry=own)
         self.dropped = Counter("foreload_subscribers_dropped", "Consumers of events switched off.", registry=own)
         self.lag = Histogram("foreload_loop_lag_seconds", "Lateness of the event loop.", buckets=LAGS, registry=own)

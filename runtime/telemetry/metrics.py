@@ -16,6 +16,7 @@ from actors.errors import ForeloadError
 from actors.residency.model import Tier
 from runtime.telemetry.buckets import Buckets
 from runtime.telemetry.families import AGES, PHASES, Families
+from runtime.telemetry.places import BELOW
 from runtime.telemetry.readings import Reading, Readings
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ OTHER: Final = "(other)"
 
 _NAMES: Final = 256  # devices and actors: bounded by the configuration, and by this should that ever be wrong
 
-_EVICTIONS: Final = frozenset({"room", "ttl_idle", "ttl", "pressure", "unload", "stop"})
+_EVICTIONS: Final = frozenset(
+    {"room", "ttl_idle", "ttl", "pressure", "unload", "stop", "replaced", "out_of_memory", "cancelled"}
+)
 _PREFETCHES: Final = frozenset({"used", "wasted", "late", "cancelled"})
 
 
@@ -72,7 +75,6 @@ class Metrics:
         e.PressureChanged: "device bytes are read at scrape time",
         e.WarmSettled: "its load is counted",
         e.WorkerStarted: "process facts go to logs and feed",
-        e.WorkerLost: "the loads and requests it breaks are counted by code",
         e.DrainStarted: "the process ends; logs and spans tell",
         e.DrainFinished: "the process ends; logs and spans tell",
     }
@@ -94,7 +96,7 @@ class Metrics:
         self._series: dict[str, _Series] = {}
         self._words = frozenset(_codes(ForeloadError))
         self._names: set[str] = set()
-        self._loading: dict[str, str] = {}
+        self._loading: set[tuple[str, Tier, ModelKey]] = set()
         self._reuse = Buckets(AGES)
         self._table = Families(self.registry)
         self._other = self._series[OTHER] = _Series(self._table, OTHER)
@@ -153,9 +155,10 @@ class Metrics:
             e.LoadStarted: self._load_started,
             e.LoadFinished: self._load_finished,
             e.LoadFailed: self._load_failed,
-            e.LoadCancelled: self._load_cancelled,
+            e.LoadCancelled: self._load_ended,
             e.Evicted: self._evicted,
             e.PrefetchSettled: self._prefetched,
+            e.WorkerLost: self._worker_lost,
             e.ActorRestarted: self._restarted,
             e.SubscriberDropped: self._subscriber_dropped,
             e.CatalogChanged: self._catalog,
@@ -166,6 +169,8 @@ class Metrics:
         self._table.lag.observe(max(0.0, seconds))
 
     def _granted(self, event: e.LeaseGranted) -> None:
+        if event.device in BELOW:
+            return
         series = self._series.get(event.model) or self._resolve(event.model)
         hits = series.hits.get(event.found)
         if hits is not None:
@@ -181,6 +186,8 @@ class Metrics:
             self._table.misses.labels(self.label(event.model), "loading").inc()
 
     def _left(self, event: e.WaiterLeft) -> None:
+        if event.device in BELOW:
+            return
         self._table.misses.labels(self.label(event.model), self._word(event.reason)).inc()
 
     def _finished(self, event: e.RequestFinished) -> None:
@@ -195,10 +202,13 @@ class Metrics:
             series.load_wait.observe_traced(event.load_wait, self._sampled(event.request))
 
     def _load_started(self, event: e.LoadStarted) -> None:
-        self._loading[event.load] = event.device
+        self._loading.add((event.device, event.tier, event.model))
+
+    def _load_ended(self, event: e.LoadFinished | e.LoadFailed | e.LoadCancelled | e.Evicted) -> None:
+        self._loading.discard((event.device, event.tier, event.model))
 
     def _load_finished(self, event: e.LoadFinished) -> None:
-        self._loading.pop(event.load, None)
+        self._load_ended(event)
         series = self._of(event.model)
         if event.tier is Tier.DEVICE:
             series.last_use = -1.0  # a gap ends where the resident did
@@ -207,14 +217,12 @@ class Metrics:
         child.observe(event.seconds, _exemplar(self._load_trace(event.load)))
 
     def _load_failed(self, event: e.LoadFailed) -> None:
-        self._loading.pop(event.load, None)
+        self._load_ended(event)
         self._of(event.model)
         self._table.load_failures.labels(self.label(event.model), self._word(event.code)).inc()
 
-    def _load_cancelled(self, event: e.LoadCancelled) -> None:
-        self._loading.pop(event.load, None)
-
     def _evicted(self, event: e.Evicted) -> None:
+        self._load_ended(event)  # one that ended after everybody had given it up is taken away at once
         self._of(event.model)
         reason = event.reason if event.reason in _EVICTIONS else OTHER
         device = self._name(event.device)
@@ -226,11 +234,17 @@ class Metrics:
             self._table.age.observe(event.idle)
 
     def _prefetched(self, event: e.PrefetchSettled) -> None:
+        if event.device in BELOW:
+            return
         self._of(event.model)
         result = event.result if event.result in _PREFETCHES else OTHER
         self._table.prefetches.labels(self.label(event.model), result).inc()
         if result == "used":
             self._table.lead.observe(event.lead)
+
+    def _worker_lost(self, event: e.WorkerLost) -> None:
+        self._table.workers_lost.labels(self._name(event.device)).inc()
+        self._loading = {place for place in self._loading if place[0] != event.device or place[1] is not Tier.DEVICE}
 
     def _restarted(self, event: e.ActorRestarted) -> None:
         self._table.restarts.labels(self._name(event.actor)).inc()
@@ -247,7 +261,7 @@ class Metrics:
     def loads_in_progress(self) -> dict[str, int]:
         """Loads under way, by device."""
         found: dict[str, int] = {}
-        for device in list(self._loading.values()):
+        for device, _, _ in list(self._loading):
             found[device] = found.get(device, 0) + 1
         return found
 

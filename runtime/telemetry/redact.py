@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import islice
 
 MASK = "[redacted]"
 _LONGEST = 8_192
 _DEEPEST = 6
+_WIDEST = 256
 
 # Whole words inside a field's name: `authorization`, `x-api-key`, `db_password`, never `monkey` or `tokenizer`.
 _SECRET_FIELD = re.compile(
@@ -19,7 +21,7 @@ _SECRET_FIELD = re.compile(
     r"(?:$|[^a-z0-9])",
 )
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_USERINFO = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]{0,20}://)[^/\s@?#]{1,512}@")
+_USERINFO = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]{0,20}://)[^/\s?#]{1,512}@")
 _QUERY = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s?\"'<>]{1,2048})\?[^\s\"'<>]*")
 _SCHEME = re.compile(r"\b(bearer|basic|digest|negotiate)\s+[A-Za-z0-9+/=._~-]{4,}", re.IGNORECASE)
 _PAIR = re.compile(
@@ -51,7 +53,11 @@ def fields(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _mapping(values: Mapping[str, object], depth: int) -> dict[str, object]:
-    return {name: MASK if is_secret_field(name) else _value(value, depth + 1) for name, value in values.items()}
+    masked: dict[str, object] = {}
+    for name, value in islice(values.items(), _WIDEST):
+        hide = not isinstance(value, bool | int | float | None) and is_secret_field(name)  # a number is no secret
+        masked[name] = MASK if hide else _value(value, depth + 1)
+    return masked
 
 
 def _value(value: object, depth: int) -> object:
@@ -68,5 +74,5 @@ def _value(value: object, depth: int) -> object:
 
 def _container(value: Mapping[object, object] | Sequence[object] | AbstractSet[object], depth: int) -> object:
     if isinstance(value, Mapping):
-        return _mapping({str(name): inner for name, inner in value.items()}, depth)
-    return [_value(inner, depth + 1) for inner in value]
+        return _mapping({str(name): inner for name, inner in islice(value.items(), _WIDEST)}, depth)
+    return [_value(inner, depth + 1) for inner in islice(value, _WIDEST)]

@@ -18,6 +18,7 @@ from opentelemetry.trace.span import TraceState
 from actors import events as e
 from actors.residency.model import ModelKey, Tier, Trigger
 from runtime.telemetry import redact
+from runtime.telemetry.places import BELOW
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,7 +98,6 @@ class Spans:
         e.PressureChanged: "a state, not an operation: metrics and logs",
         e.WarmSettled: "its load has a span",
         e.WorkerStarted: "logs and feed",
-        e.WorkerLost: "the loads it breaks end with an error of their own",
         e.ActorRestarted: "logs and metrics",
         e.SubscriberDropped: "logs and metrics",
         e.CatalogChanged: "logs and feed",
@@ -133,6 +133,7 @@ class Spans:
             e.LoadCancelled: self._load_cancelled,
             e.EvictionStarted: self._eviction_started,
             e.Evicted: self._evicted,
+            e.WorkerLost: self._worker_lost,
             e.DrainStarted: self._drain_started,
             e.DrainFinished: self._drain_finished,
         }
@@ -205,6 +206,10 @@ class Spans:
         acquire = self._open.get(event.request, "")
         if isinstance(acquire, str):
             return
+        if event.device in BELOW:
+            if event.load:
+                self._link(acquire, event.load)
+            return
         noted = acquire.noted
         noted["foreload.device"] = event.device
         noted["foreload.cache.result"] = event.result
@@ -264,6 +269,10 @@ class Spans:
 
     def _load_started(self, event: e.LoadStarted) -> None:
         known = self._load(event.load)
+        if known.span is not None:
+            if known.span.is_recording():
+                known.span.add_event("foreload.retried", timestamp=self._ns(event.at))
+            return
         place = (event.device, event.tier, event.model)
         asker = self._recording(event.request)
         if asker is not None:
@@ -353,10 +362,31 @@ class Spans:
     def _evicted(self, event: e.Evicted) -> None:
         span = self._evictions.pop(event.eviction, None)
         if span is None:
+            self._taken_away(event)
             return
         if span.is_recording():
             span.set_attributes({"foreload.bytes": event.returned, "foreload.bytes.leaked": event.leaked})
         span.end(self._ns(event.at))
+
+    def _taken_away(self, event: e.Evicted) -> None:
+        """A load that ended after everybody had given it up: what it brought leaves without having been resident."""
+        load = self._places.pop((event.device, event.tier, event.model), "")
+        known = self._loads.get(load)
+        if known is not None and known.span is not None and known.span.is_recording():
+            known.span.set_attribute("error.type", "cancelled")
+            known.span.end(self._ns(event.at))
+
+    def _worker_lost(self, event: e.WorkerLost) -> None:
+        """What was under way there may get no end of its own."""
+        for place, load in list(self._places.items()):
+            if place[:2] == (event.device, Tier.DEVICE):
+                known = self._loads.get(load)
+                if known is not None and known.span is not None and known.span.is_recording():
+                    known.span.add_event("foreload.worker_lost", timestamp=self._ns(event.at))
+        for eviction, span in list(self._evictions.items()):
+            if eviction.startswith(f"{event.device}/"):
+                del self._evictions[eviction]
+                self._give_up(span, "worker_died")
 
     def _drain_started(self, event: e.DrainStarted) -> None:
         if self._drain is None:

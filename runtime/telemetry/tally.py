@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from actors import events as e
 from actors.residency.model import Tier
+from runtime.telemetry.places import BELOW
 from runtime.telemetry.windows import AT, Ring, Windows
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ class Tally:
         self._rows.pop(model, None)
 
     def _granted(self, event: e.LeaseGranted) -> None:
+        if event.device in BELOW:
+            return
         field = _FIELD[event.found]
         ring = self._row(event.model).ring
         ring.found(event.at, field, event.waited)
@@ -131,10 +134,14 @@ class Tally:
             self._total.add(event.at, result)
 
     def _joined(self, event: e.WaiterJoined) -> None:
+        if event.device in BELOW:
+            return
         self._row(event.model).ring.add(event.at, AT["joined"])
         self._total.add(event.at, AT["joined"])
 
     def _left(self, event: e.WaiterLeft) -> None:
+        if event.device in BELOW:
+            return
         self._row(event.model).ring.add(event.at, AT["left"])
         self._total.add(event.at, AT["left"])
 

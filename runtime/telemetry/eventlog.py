@@ -1,0 +1,138 @@
+"""Which events are worth a log line, at which level, and where they belong in a trace.
+
+No set-up of logging (`logs.py`) and no counting. Hits are never logged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from actors import events as e
+from actors.errors import Broken, by_code
+from runtime.telemetry.feed import as_fields
+from runtime.telemetry.places import BELOW
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from actors.events import Event
+    from runtime.telemetry.fanout import Wants
+
+    TraceOf = Callable[[str], tuple[str, str]]
+
+
+class Log(Protocol):
+    """The part of a structlog logger that is used here."""
+
+    def debug(self, event: str, /, **fields: object) -> object:
+        """Below the default level."""
+        ...
+
+    def info(self, event: str, /, **fields: object) -> object:
+        """What an operator reads to see what went on."""
+        ...
+
+    def warning(self, event: str, /, **fields: object) -> object:
+        """What an operator should look at."""
+        ...
+
+    def error(self, event: str, /, **fields: object) -> object:
+        """What an operator must look at."""
+        ...
+
+
+def _nowhere(_id: str) -> tuple[str, str]:
+    return "", ""
+
+
+class EventLog:
+    """Writes lines for events. `trace_of` maps a request's id, `load_trace` a load's, to its trace and span id.
+
+    Subscribe it before the spans, as the metrics: a failed request's line needs its trace while it is open.
+    """
+
+    IGNORED: ClassVar[Mapping[type, str]] = {
+        e.RequestArrived: "thousands a second",
+        e.LeaseGranted: "hits are not logged, and a miss is told by its load",
+        e.LeaseReleased: "thousands a second",
+        e.WaiterJoined: "told by its load",
+        e.SubscriberDropped: "the fan-out logs it itself, with the traceback, even if this subscriber is the one",
+    }
+
+    def __init__(self, log: Log, *, trace_of: TraceOf = _nowhere, load_trace: TraceOf = _nowhere) -> None:
+        self._log = log
+        self._trace_of = trace_of
+        self._load_trace = load_trace
+
+    def wants(self) -> Wants:
+        """Subscribe with this."""
+        return {
+            e.WaiterLeft: self._waiter_left,
+            e.RequestFinished: self._finished,
+            e.LoadStarted: self._load_started,
+            e.LoadUpgraded: lambda event: self._say(self._log.debug, "load upgraded", event),
+            e.LoadFinished: lambda event: self._say_load(self._log.info, "loaded", event),
+            e.LoadFailed: lambda event: self._say_load(self._log.warning, "load failed", event),
+            e.LoadCancelled: lambda event: self._say_load(self._log.info, "load cancelled", event),
+            e.EvictionStarted: lambda event: self._say_load(self._log.debug, "evicting", event),
+            e.Evicted: self._evicted,
+            e.PrefetchSettled: lambda event: self._say(self._log.debug, "prefetch settled", event),
+            e.PressureChanged: self._pressure,
+            e.WarmSettled: self._warm,
+            e.WorkerStarted: lambda event: self._say(self._log.info, "worker started", event),
+            e.WorkerLost: lambda event: self._say(self._log.error, "worker lost", event),
+            e.ActorRestarted: lambda event: self._say(self._log.error, "actor restarted", event),
+            e.CatalogChanged: self._catalog,
+            e.DrainStarted: lambda event: self._say(self._log.info, "drain started", event),
+            e.DrainFinished: self._drained,
+        }
+
+    def _say(self, how: Callable[..., object], what: str, event: Event, where: tuple[str, str] = ("", "")) -> None:
+        fields = as_fields(event)
+        del fields["at"]  # loop seconds mean nothing to a reader; the line has its time
+        if where[0]:
+            fields["trace_id"] = where[0]
+        if where[1]:
+            fields["span_id"] = where[1]
+        how(what, **fields)
+
+    def _say_load(
+        self,
+        how: Callable[..., object],
+        what: str,
+        event: e.LoadFinished | e.LoadFailed | e.LoadCancelled | e.EvictionStarted,
+    ) -> None:
+        self._say(how, what, event, self._load_trace(event.load))
+
+    def _load_started(self, event: e.LoadStarted) -> None:
+        where = self._trace_of(event.request) if event.request else ("", "")
+        self._say(self._log.debug, "load started", event, where)
+
+    def _waiter_left(self, event: e.WaiterLeft) -> None:
+        if event.device not in BELOW:
+            self._say(self._log.debug, "waiter left", event, self._trace_of(event.request))
+
+    def _finished(self, event: e.RequestFinished) -> None:
+        """Only what broke on our side; a caller's own mistake is the caller's to read."""
+        if event.outcome != "ok" and issubclass(by_code(event.outcome), Broken):
+            self._say(self._log.warning, "request failed", event, self._trace_of(event.request))
+
+    def _evicted(self, event: e.Evicted) -> None:
+        how = self._log.warning if event.leaked > 0 else self._log.info
+        self._say(how, "evicted", event)
+
+    def _pressure(self, event: e.PressureChanged) -> None:
+        how = self._log.warning if event.high else self._log.info
+        self._say(how, "memory pressure" if event.high else "memory pressure over", event)
+
+    def _warm(self, event: e.WarmSettled) -> None:
+        how = self._log.info if event.ready else self._log.warning
+        self._say(how, "warm model ready" if event.ready else "warm model not ready", event)
+
+    def _catalog(self, event: e.CatalogChanged) -> None:
+        how = self._log.warning if event.state == "rejected" else self._log.info
+        self._say(how, "catalogue changed", event)
+
+    def _drained(self, event: e.DrainFinished) -> None:
+        how = self._log.warning if event.abandoned else self._log.info
+        self._say(how, "drain finished", event)
