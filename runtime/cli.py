@@ -162,19 +162,20 @@ def key(
 def describe(
     directory: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="A model's folder.")],
     *,
+    every: Annotated[bool, typer.Option("--all", help="List every file, not only those listed before.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a model folder's manifest: its files, their sizes and hashes."""
-    from runtime.catalog.manifest import describe as write
+    """Bring a model folder's manifest up to date: its files, their sizes and hashes. Comments in it are lost."""
+    from runtime.commands.manifest import update
     from runtime.commands.show import as_json
 
     try:
-        written = write(directory)
+        path, files = update(directory, every=every)
     except ForeloadError as error:
         _end(error.message, SETUP)
     except OSError as error:
         _end(f"{directory}: {_sentence(error)}", SETUP)
-    print(as_json({"written": str(written)}) if json else f"{written}: written")
+    print(as_json({"written": str(path), "files": files}) if json else f"{path}: {len(files)} files")
 
 
 @app.command()

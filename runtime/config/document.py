@@ -21,6 +21,7 @@ Step: TypeAlias = str | int
 KeyPath: TypeAlias = tuple[Step, ...]
 
 MAX_BYTES: Final = 1 << 20
+MAX_LINE: Final = 1 << 16  # the scanner's cost grows with the square of some runs on one line
 MAX_NODES: Final = 200_000
 MAX_DEPTH: Final = 32
 
@@ -71,6 +72,8 @@ def read(text: str, source: str) -> Document:
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise ConfigError(f"{source}:1: the file is over {MAX_BYTES} bytes")
     for number, line in enumerate(text.split("\n"), 1):
+        if len(line) > MAX_LINE:
+            raise ConfigError(f"{source}:{number}: a line of over {MAX_LINE} characters (break it)")
         if "\t" in line[: len(line) - len(line.lstrip())]:
             raise ConfigError(f"{source}:{number}: a tab in the indentation (use spaces)")
     return _Builder(source).build(text)

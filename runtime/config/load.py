@@ -5,7 +5,6 @@ The only place that knows `FORELOAD_…` names. Everything wrong is reported at 
 
 from __future__ import annotations
 
-import copy
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,7 +61,7 @@ def spelled(value: object) -> object:
 def _overlaid(
     document: Document, environ: Mapping[str, str], overrides: Mapping[str, Scalar]
 ) -> tuple[Document, list[Fault]]:
-    tree, places, faults = copy.deepcopy(document.tree), dict(document.places), list[Fault]()
+    tree, places, faults = _copied(document.tree), dict(document.places), list[Fault]()
     # Shallow keys first, so that a whole list given by one variable can be refined by another.
     names = sorted((n for n in environ if n.startswith(PREFIX) and n not in RESERVED), key=lambda n: (n.count("__"), n))
     for name in names:
@@ -77,6 +76,13 @@ def _overlaid(
         places[path] = f"command line --{path[-1]}"
         _put(tree, path, value)
     return Document(document.source, tree, document.lines, places), faults
+
+
+def _copied(value: Any) -> Any:
+    """Copy a tree; parts that aliases share become parts of their own, so that one can be changed alone."""
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
 def _path(name: str) -> KeyPath:

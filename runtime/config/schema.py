@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, StringConstraints, model_validator
 
 from runtime.config import checks
 from runtime.config.units import GIB, KIB, MIB, Amount, Bytes, Count, Flag, Ratio, Seconds
@@ -185,6 +185,8 @@ class Host(Frozen):
 
 class Disk(Frozen):
     """The disk tier: foreload's own cache of weights."""
+
+    model_config = ConfigDict(revalidate_instances="always")  # or a section left out keeps a path that starts nowhere
 
     path: Folder = Path("cache")
     """Folder of the cache; a relative one starts at this file's folder."""

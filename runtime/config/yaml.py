@@ -40,7 +40,6 @@ class Frozen(BaseModel):
         frozen=True,
         extra="forbid",
         validate_default=True,
-        revalidate_instances="always",  # or a section left out would keep paths that start nowhere
         allow_inf_nan=False,
         hide_input_in_errors=True,
         use_attribute_docstrings=True,
@@ -110,9 +109,8 @@ def section_at(model_class: type[BaseModel], path: KeyPath) -> type[BaseModel] |
     for step in path:
         if isinstance(step, int):
             continue
-        if current is None or step not in current.model_fields:
-            return None
-        current = section_of(current.model_fields[step].annotation)
+        fields = {} if current is None else {field.alias or name: field for name, field in current.model_fields.items()}
+        current = section_of(fields[step].annotation) if step in fields else None
     return current
 
 
@@ -137,10 +135,10 @@ def _words(model_class: type[BaseModel], error: ErrorDetails, path: KeyPath, doc
     match kind:
         case "extra_forbidden":
             section = section_at(model_class, path[:-1])
-            what, hint = "unknown key", closest(str(path[-1]), section.model_fields if section else ())
+            what, hint = "unknown key", closest(str(path[-1]), _keys(section))
         case "model_type":
             section = section_at(model_class, path)
-            what, hint = "must be a mapping", f"keys: {', '.join(section.model_fields)}" if section else ""
+            what, hint = "must be a mapping", f"keys: {', '.join(_keys(section))}" if section else ""
         case "literal_error":
             what = "is not one of the choices"
             hint = _choices(context["expected"], _value(document.tree, path))
@@ -153,6 +151,10 @@ def _words(model_class: type[BaseModel], error: ErrorDetails, path: KeyPath, doc
         case _:
             what, hint = _PLAIN.get(kind, (what[:1].lower() + what[1:], hint))
     return what, hint
+
+
+def _keys(section: type[BaseModel] | None) -> list[str]:
+    return [field.alias or name for name, field in section.model_fields.items()] if section else []
 
 
 def _value(tree: Any, path: KeyPath) -> Any:
