@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 HEADER_CAP: Final = 16 << 20
 TENSOR_CAP: Final = 1_000_000
 NAME_CAP: Final = 1024
+ALIASES: Final = "foreload.aliases"
+"""Metadata key of our converter: a JSON object from the names of tied tensors to the name that is stored."""
 DIMENSION_CAP: Final = 64
 """torch itself stops at 64 dimensions."""
 
@@ -64,12 +66,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class WeightIndex:
-    """Where each tensor of one file lies. `total` is the bytes of tensor data, `data` the absolute start of it."""
+    """Where each tensor of one file lies. `total` is the bytes of tensor data, `data` the absolute start of it.
+
+    Tied tensors are in `entries` under each of their names, with the same range; `aliases` maps the further names to
+    the stored one.
+    """
 
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str] = field(default_factory=dict)
     total: int = 0
     data: int = 0
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<WeightIndex {len(self.entries)} tensors {self.total} B>"
@@ -142,19 +149,21 @@ def _parse(header: bytes, size: int) -> WeightIndex:
     data = _PREFIX + len(header)
     entries: dict[str, Entry] = {}
     for name, fields in tree.items():
-        _check_name(name)
+        check_name(name)
         entries[name] = _entry(name, fields, data, size)
     _check_contiguous(entries, data, size)
-    return WeightIndex(MappingProxyType(entries), MappingProxyType(metadata), size - data, data)
+    aliases = _aliases(metadata.get(ALIASES, "{}"), entries)
+    entries.update({alias: entries[stored] for alias, stored in aliases.items()})
+    tables = (MappingProxyType(entries), MappingProxyType(metadata))
+    return WeightIndex(*tables, size - data, data, MappingProxyType(aliases))
 
 
 def _decode(header: bytes) -> dict[str, object]:
     try:
         text = header.decode("utf-8")
+        tree = json.loads(text, object_pairs_hook=_object, parse_float=_no_float, parse_constant=_no_float)
     except UnicodeDecodeError as error:
         _refuse(f"the header is not UTF-8 at byte {error.start}")
-    try:
-        tree = json.loads(text, object_pairs_hook=_object, parse_float=_no_float, parse_constant=_no_float)
     except RecursionError:
         _refuse("the header is nested too deeply")
     except json.JSONDecodeError as error:
@@ -195,7 +204,21 @@ def _metadata(value: object) -> dict[str, str]:
     return value
 
 
-def _check_name(name: str) -> None:
+def _aliases(text: str, entries: Mapping[str, Entry]) -> dict[str, str]:
+    if not text.startswith("{"):
+        _refuse(f"__metadata__ {ALIASES} is not an object")
+    aliases = _decode(text.encode())
+    for alias, stored in aliases.items():
+        check_name(alias)
+        if alias in entries:
+            _refuse(f"alias {_shown(alias)} is a tensor as well")
+        if not isinstance(stored, str) or stored not in entries:
+            _refuse(f"alias {_shown(alias)} points at {_shown(stored)}, which is not stored")
+    return cast("dict[str, str]", aliases)
+
+
+def check_name(name: str) -> None:
+    """Refuse a tensor name that could be taken for a path, or that no log line could show. Raises `CorruptWeights`."""
     if not _is_unicode(name):
         _refuse(f"tensor name {_shown(name)} is not UTF-8")
     if len(name.encode()) > NAME_CAP:
