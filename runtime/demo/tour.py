@@ -199,6 +199,8 @@ def _visit_all(client: Client) -> int:
             failed += 1
             row = f"{'-':<9} {'-':>8} {'-':>9}  FAILED {error}"
         print(f"{visit.model:<12} {row}", flush=True)
+    if failed:
+        print(f"{failed} requests failed; see {_shown(WORK / 'server.log')}")
     return failed
 
 

@@ -41,7 +41,10 @@ def engine_of(repository: Path, name: str) -> tuple[Engine, Skeleton]:
     model, tensors = BY_NAME[name], state_dict(repository, name)
     skeleton = Skeleton(factory_for(spec_of(repository, name), ALLOW))
     skeleton.activate(skeleton.bind(tensors.keys(), tensors.__getitem__))
-    inputs, outputs = (tuple(TensorSpec(*row) for row in rows) for rows in (model.inputs, model.outputs))
+    inputs, outputs = (
+        tuple(TensorSpec(tensor, datatype, tuple(shape)) for tensor, datatype, shape in rows)
+        for rows in (model.inputs, model.outputs)
+    )
     return Engine(skeleton.module, inputs, outputs, torch.device("cpu")), skeleton
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -56,11 +57,16 @@ def test_a_taken_port_ends_the_tour_with_3(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "http", "", "٣", "9" * 5000])
-def test_a_port_that_is_none_ends_the_tour_with_2(port: str) -> None:
+def test_a_port_that_is_none_ends_the_tour_with_2(
+    port: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A bad FORELOAD_SERVER__PORT is named, whatever it holds."""
-    with pytest.raises(tour.Abort, match=r"FORELOAD_SERVER__PORT.*between 1 and 65535") as refused:
-        tour._port(port)
-    assert refused.value.code == 2
+    monkeypatch.setenv("FORELOAD_SERVER__PORT", port)
+    assert tour.main() == tour.EXIT_SETUP == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("demo: the port (FORELOAD_SERVER__PORT) is a number between 1 and 65535")
+    assert len(err) < 200
 
 
 @pytest.mark.real
@@ -86,3 +92,42 @@ def test_every_visit_sends_what_the_manifest_declares(demo_repository: Path) -> 
             assert array.dtype == kinds[datatype]
             assert array.flags.c_contiguous
             assert [-1 if want == -1 else size for size, want in zip(array.shape, shape, strict=True)] == list(shape)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_tour_shows_evictions_and_serves_until_interrupted(demo_repository: Path) -> None:
+    """Every request is answered, the large models come back from host memory, small ones are found on the device.
+
+    Ctrl-C then ends tour and server with 0, and frees the port.
+    """
+    pytest.importorskip("runtime.assembly")
+    port = free_port()
+    command = [sys.executable, "-u", "-m", "runtime.demo.tour", "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if "serving until Ctrl-C" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+    said = "\n".join(lines)
+    found = [(words[0], words[1]) for words in map(str.split, lines) if words and words[0] in BY_NAME]
+    assert process.returncode == 0, said + rest
+    assert "FAILED" not in said
+    assert {name for name, _ in found} == set(BY_NAME)
+    assert found.count(("silero-vad", "device")) >= 1, said
+    assert ("minilm", "host") in found, said
+    assert ("crepe-full", "host") in found, said
+    assert "sentences 1 and 2 mean the same" in said
+    assert "sounds like 440." in said
+    with socket.create_server(("127.0.0.1", port)):
+        pass

@@ -21,6 +21,7 @@ from runtime.demo.weights import MODELS
 from tests.runtime.demo.conftest import BY_NAME, empty, state_dict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -38,7 +39,7 @@ def wave(*shape: int) -> Tensor:
     return torch.from_numpy(np.sin(37 * x + 5 * x**2).astype(np.float32).reshape(shape))
 
 
-def run(module: nn.Module, *inputs: Any) -> Any:
+def run(module: Callable[..., Any], *inputs: Any) -> Any:
     """One forward without gradients, numpy in and torch out."""
     with torch.inference_mode():
         return module(*(torch.as_tensor(np.ascontiguousarray(given)) for given in inputs))
@@ -183,7 +184,8 @@ def test_silero_computes_what_its_torchscript_does(bound: Loader) -> None:
     The file's own weights are taken, because the safetensors file beside it is of another training run.
     """
     with zipfile.ZipFile(wheels.fetch(wheels.SILERO, wheels.default_cache())) as wheel:
-        script = torch.jit.load(io.BytesIO(wheel.read("silero_vad/data/silero_vad.jit")), map_location="cpu")
+        file = io.BytesIO(wheel.read("silero_vad/data/silero_vad.jit"))
+    script: Any = torch.jit.load(file, map_location="cpu")  # type: ignore[no-untyped-call]  # torch has no types here
     tensors = {}
     for key, tensor in script._model.state_dict().items():
         old = next(old for old in _SILERO_NAMES if key.startswith(old))
@@ -263,4 +265,5 @@ def minilm(repository: Path) -> tuple[nn.Module, dict[str, Tensor]]:
     from transformers import BertConfig, BertModel
 
     config = json.loads((repository / "minilm" / "config.json").read_text())
-    return BertModel(BertConfig(**config)).eval(), state_dict(repository, "minilm")
+    module: nn.Module = BertModel(BertConfig(**config))
+    return module.eval(), state_dict(repository, "minilm")
