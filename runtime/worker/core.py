@@ -1,0 +1,259 @@
+"""The models of one device: load, evict, run. What `main.py` and a thread in the front drive alike.
+
+Belongs here: who is resident, and undoing what fails. Never: transport, processes, how weights are read or run.
+`submit` and `step` belong to the device thread; everything else may come from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+import msgspec
+import torch
+
+from actors.errors import Broken, Conflict, ForeloadError
+from runtime.worker.builders import factory_for, sets_default_dtype
+from runtime.worker.codec import Codec
+from runtime.worker.cuda import CudaDevice
+from runtime.worker.engine import Engine
+from runtime.worker.faults import load_error
+from runtime.worker.memory import trim
+from runtime.worker.mount import Cancelled, Mount, Steps
+from runtime.worker.runner import Runner, Served, Submission
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runtime.workers.port import Answer, LoadSpec
+
+__all__ = ["Cancelled", "Core", "Evicted", "Loaded", "Resident", "Submission"]
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """How a load went: bytes measured, phases with seconds, and whether a module that existed was used."""
+
+    resident: int
+    steps: tuple[tuple[str, float], ...] = ()
+    reused: bool = False
+
+
+class Evicted(msgspec.Struct, frozen=True):
+    """How an eviction went: bytes that came back, and bytes that something still holds."""
+
+    returned: int
+    leaked: int = 0
+
+
+class Resident(msgspec.Struct, frozen=True):
+    """One model that can be called."""
+
+    key: str
+    fingerprint: str
+    resident: int
+    in_flight: int
+
+
+class _Flight:
+    """One load at a time per fingerprint; a class of its own, because a plain lock cannot be referred to weakly."""
+
+    __slots__ = ("__weakref__", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Core:
+    """Everything one device worker holds."""
+
+    def __init__(self, device: str, allow: tuple[str, ...] = (), threads: int = 1) -> None:
+        """`device` is `cpu:0` or `cuda:1`; `allow` names modules that builders may call; `threads` per forward."""
+        torch.set_num_threads(threads)
+        self._device = torch.device(device)
+        self._cuda = CudaDevice(self._device) if self._device.type == "cuda" else None
+        self._allow = allow
+        self._mounts: dict[str, Mount] = {}
+        self._served: dict[str, Served] = {}
+        self._flights: WeakValueDictionary[str, _Flight] = WeakValueDictionary()
+        self._books = threading.RLock()  # over the three above; held for pointer moves only
+        self._turn = threading.Lock()  # one batch, or one build that changes process-wide torch settings
+        self._quiet = threading.Lock()  # the same between warm-ups and such builds
+        self._runner = Runner(self._device, self._turn)
+
+    def __repr__(self) -> str:
+        return f"<Core {self._device} {len(self._served)} resident {len(self._mounts)} mounted>"
+
+    # -- loading -------------------------------------------------------------------------------------
+
+    def load(self, spec: LoadSpec, cancelled: Callable[[], bool]) -> Loaded:
+        """Make a model callable.
+
+        Either returns with it resident, or raises with nothing held: a `ForeloadError`, or `Cancelled` when
+        `cancelled()` turns true between two steps. What was mapped for this load alone is unmapped then.
+        """
+        with self._books:
+            flight = self._flights.setdefault(spec.fingerprint, _Flight())
+        with flight.lock:
+            outcome = self._attempt(spec, Steps(cancelled))
+        if isinstance(outcome, Loaded):
+            return outcome
+        raise outcome  # raised here, where no frame of the attempt keeps its weights alive
+
+    def _attempt(self, spec: LoadSpec, steps: Steps) -> Loaded | ForeloadError | Cancelled:
+        with self._books:
+            held = self._served.get(spec.key)
+            if held is not None and held.spec.fingerprint == spec.fingerprint:
+                return Loaded(held.resident, reused=True)
+            mount = self._mounts.get(spec.fingerprint)
+            if mount is not None:
+                mount.users += 1  # claimed before the lock is let go, so that an eviction can't take it away
+        reused = mount is not None
+        try:
+            if mount is None:
+                mount = self._mounted(spec, steps)
+            served = self._callable(mount, spec, steps)
+        except Cancelled:
+            self._unclaim(mount, reused=reused)
+            return Cancelled()
+        except (Exception, SystemExit) as fault:  # noqa: BLE001  # factories and modules may raise anything
+            self._unclaim(mount, reused=reused)
+            return load_error(fault, spec.key)
+        self._admit(served)
+        return Loaded(served.resident, tuple(steps.taken), reused)
+
+    def _mounted(self, spec: LoadSpec, steps: Steps) -> Mount:
+        factory = factory_for(spec.builder, self._allow)
+        if sets_default_dtype(spec.builder):
+            build = factory
+
+            def factory() -> torch.nn.Module:
+                with self._quiet, self._turn:
+                    return build()
+
+        mount = Mount(spec, factory, steps, self._cuda)
+        mount.users = 1
+        with self._books:
+            self._mounts[spec.fingerprint] = mount
+        return mount
+
+    def _callable(self, mount: Mount, spec: LoadSpec, steps: Steps) -> Served:
+        known = mount.engines.get(spec.key)
+        if known is None or known[0] != spec:
+            known = spec, Engine(mount.module, spec.inputs, spec.outputs, self._device)
+        engine = known[1]
+        with steps("activate"):
+            mount.activate()
+        if not mount.warm and spec.warm_up:
+            with steps("warm_up"), self._quiet:
+                engine.warm_up()
+                mount.warmed()
+        steps.check()
+        mount.engines[spec.key] = known
+        codec = Codec(spec.key, spec.inputs, spec.outputs, reject_nonfinite=spec.reject_nonfinite)
+        return Served(spec, engine, codec, mount.resident)
+
+    def _admit(self, served: Served) -> None:
+        """Serve it from now on. What served that key before goes once its last call is answered."""
+        with self._books:
+            old = self._served.get(served.spec.key)
+            self._served[served.spec.key] = served
+            if old is None:
+                return
+            if not old.in_flight:
+                self._leave(old)
+            else:
+                old.idle = partial(self._leave, old)
+
+    # -- leaving -------------------------------------------------------------------------------------
+
+    def evict(self, key: str) -> Evicted:
+        """Let a model go and measure what came back. Its mapping and module stay for a fast return.
+
+        Raises `Conflict` while a call runs on it. A model that is not resident gives zero bytes.
+        """
+        with self._books:
+            served = self._served.get(key)
+            if served is None:
+                return Evicted(0)
+            if served.in_flight:
+                raise Conflict(f"{served.in_flight} calls are in flight", model=key)
+            del self._served[key]
+            leaked = self._leave(served)
+        return Evicted(0) if leaked is None else Evicted(served.resident - leaked, leaked)
+
+    def release_host(self, fingerprint: str) -> None:
+        """Drop mapping, tensors and module of a fingerprint; if a model still runs on them, when it is evicted."""
+        with self._books:
+            mount = self._mounts.get(fingerprint)
+            if mount is None:
+                return
+            mount.doomed = True
+            if mount.users:
+                return
+            del self._mounts[fingerprint]
+        del mount  # unmapped here, outside the lock: it takes milliseconds
+        trim()
+
+    def _leave(self, served: Served) -> int | None:
+        """Bytes leaked when the last user of a mount leaves; None while another key runs on the same weights."""
+        with self._books:
+            return self._unused(self._mounts[served.spec.fingerprint])
+
+    def _unused(self, mount: Mount) -> int | None:
+        mount.users -= 1
+        if mount.users:
+            return None
+        leaked = mount.deactivate()
+        if mount.stale or mount.doomed:
+            self._mounts.pop(mount.fingerprint, None)
+        return leaked
+
+    def _unclaim(self, mount: Mount | None, *, reused: bool) -> None:
+        """Undo a load's hold on a mount; one that it made itself goes altogether."""
+        if mount is None:
+            return
+        with self._books:
+            mount.doomed |= not reused
+            self._unused(mount)
+
+    # -- running -------------------------------------------------------------------------------------
+
+    def inventory(self) -> list[Resident]:
+        """What is resident now."""
+        with self._books:
+            return [
+                Resident(key, served.spec.fingerprint, served.resident, served.in_flight)
+                for key, served in self._served.items()
+            ]
+
+    def submit(
+        self,
+        key: str,
+        body: memoryview,
+        json_length: int | None,
+        done: Callable[[Answer | ForeloadError], None],
+    ) -> Submission:
+        """Queue a call; `done` is told exactly once, from `step` or `cancel`. Raises `Broken` for an unknown key.
+
+        `body` must stay as it is until then: tensors view it.
+        """
+        with self._books:
+            served = self._served.get(key)
+            if served is None:
+                raise Broken("the model is not resident on this device", model=key)
+            return self._runner.submit(served, body, json_length, done)
+
+    @property
+    def pending(self) -> bool:
+        """Whether `step` has, or will have, something to run."""
+        return self._runner.pending
+
+    def due(self) -> float | None:
+        """Seconds until `step` has something to run (0 now, more while a batching delay runs), None without calls."""
+        return self._runner.due()
+
+    def step(self) -> None:
+        """Run one batch and answer each of its calls. Raises `DeviceLost` if the device cannot go on."""
+        self._runner.step()

@@ -1,0 +1,145 @@
+"""Runs one eager module: named tensors in, named tensors out, and the way between numpy and torch.
+
+Belongs here: the forward and what surrounds it directly. Never: bodies, queues, where weights come from.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from actors.errors import InferenceFailed, LoadFailed
+from runtime.worker.codec import WireTensor
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from runtime.workers.port import TensorSpec
+
+TORCH_OF: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "UINT8": torch.uint8,
+    "UINT16": torch.uint16,
+    "UINT32": torch.uint32,
+    "UINT64": torch.uint64,
+    "INT8": torch.int8,
+    "INT16": torch.int16,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "FP16": torch.float16,
+    "BF16": torch.bfloat16,
+    "FP32": torch.float32,
+    "FP64": torch.float64,
+}
+"""Protocol datatypes that a tensor can have; BYTES is not among them."""
+
+_WARM_EXTENTS = (8, 64)
+"""Sizes tried for variable dimensions, smallest first: deep convolutions need more than a few pixels."""
+
+
+def to_torch(tensor: WireTensor, device: torch.device) -> torch.Tensor:
+    """A tensor over the array's memory where that may be written, else over a copy; then moved to the device."""
+    array = tensor.array if tensor.array.flags.writeable else tensor.array.copy()
+    if tensor.datatype == "BF16":
+        return torch.from_numpy(array).view(torch.bfloat16).to(device)
+    return torch.from_numpy(array).to(device)
+
+
+def to_wire(name: str, datatype: str, tensor: torch.Tensor) -> WireTensor:
+    """The tensor's values as an array in host memory."""
+    local = tensor.detach().contiguous().cpu()
+    if datatype == "BF16":
+        local = local.view(torch.uint16)
+    return WireTensor(name, datatype, local.numpy())
+
+
+class Engine:
+    """One module with a signature. Not thread-safe: one forward at a time."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        device: torch.device,
+    ) -> None:
+        """Look at the forward's parameters once. Raises `LoadFailed` for a signature that torch cannot serve."""
+        for spec in (*inputs, *outputs):
+            if spec.datatype not in TORCH_OF:
+                raise LoadFailed(f"tensor {spec.name!r}: this engine has no datatype {spec.datatype[:32]!r}")
+        if not outputs:
+            raise LoadFailed("the signature has no outputs")
+        self._module = module
+        self._inputs = tuple(inputs)
+        self._outputs = tuple((spec.name, TORCH_OF[spec.datatype]) for spec in outputs)
+        self._device = device
+        self._by_name = _takes_names(module, [spec.name for spec in inputs])
+
+    def __repr__(self) -> str:
+        return f"<Engine {type(self._module).__name__} on {self._device}>"
+
+    def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """One forward in inference mode; outputs by name in their declared datatypes.
+
+        Raises `InferenceFailed` when the module gives something else than it declared, and whatever it raises itself.
+        """
+        with torch.inference_mode():
+            if self._by_name:
+                result = self._module(**inputs)
+            else:
+                result = self._module(*(inputs[spec.name] for spec in self._inputs))
+            return self._named(result)
+
+    def warm_up(self) -> None:
+        """One forward with small zero inputs. Raises what it raises at the largest size tried."""
+        variable = any(extent < 0 for spec in self._inputs for extent in spec.shape[1:])
+        for extent in _WARM_EXTENTS if variable else _WARM_EXTENTS[:1]:
+            try:
+                self.run({spec.name: _zeros(spec, extent, self._device) for spec in self._inputs})
+            except RuntimeError:
+                if not variable or extent == _WARM_EXTENTS[-1]:
+                    raise
+            else:
+                return
+
+    def _named(self, result: Any) -> dict[str, torch.Tensor]:
+        found: Sequence[Any]
+        if isinstance(result, torch.Tensor):
+            found = (result,)
+        elif isinstance(result, Mapping):
+            if missing := [name for name, _ in self._outputs if name not in result]:
+                raise InferenceFailed(f"the model gave no output {missing[0]!r}; it gave {sorted(map(str, result))}")
+            found = [result[name] for name, _ in self._outputs]
+        elif isinstance(result, Sequence) and not isinstance(result, str):
+            found = result
+        else:
+            raise InferenceFailed(f"the model gave a {type(result).__name__} instead of tensors")
+        if len(found) < len(self._outputs):
+            raise InferenceFailed(f"the model gave {len(found)} outputs where {len(self._outputs)} are declared")
+        named: dict[str, torch.Tensor] = {}
+        for (name, dtype), tensor in zip(self._outputs, found, strict=False):
+            if not isinstance(tensor, torch.Tensor):
+                raise InferenceFailed(f"output {name!r} is a {type(tensor).__name__} instead of a tensor")
+            named[name] = tensor if tensor.dtype == dtype else tensor.to(dtype)
+        return named
+
+
+def _takes_names(module: nn.Module, names: list[str]) -> bool:
+    """Whether the forward takes every input as a keyword."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return not any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    allowed = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    return allowed.issuperset(names)
+
+
+def _zeros(spec: TensorSpec, extent: int, device: torch.device) -> torch.Tensor:
+    """A small input: one row where the first dimension is variable, `extent` for the other variable ones."""
+    shape = [size if size >= 0 else (extent if axis else 1) for axis, size in enumerate(spec.shape)]
+    return torch.zeros(shape, dtype=TORCH_OF[spec.datatype], device=device)

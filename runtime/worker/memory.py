@@ -1,0 +1,80 @@
+"""Measured bytes: what a model holds, what came back, what stayed away, and what the process weighs.
+
+Belongs here: readings. Never: estimates, decisions, anything that frees a model's weights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_ROLLUP = Path("/proc/self/smaps_rollup")
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Bytes of this process: resident, its proportional share of them, and what is not backed by files."""
+
+    rss: int
+    pss: int
+    anonymous: int
+
+
+def process_memory() -> ProcessMemory:
+    """Read the kernel's roll-up of this process' mappings. Raises `OSError` where there is none."""
+    rows: dict[str, int] = {}
+    for line in _ROLLUP.read_text().splitlines()[1:]:
+        name, _, value = line.partition(":")
+        rows[name] = int(value.split()[0]) * _KIB
+    return ProcessMemory(rows["Rss"], rows["Pss"], rows.get("Anonymous", 0))
+
+
+def trim() -> None:
+    """Give free heap pages back to the system. Slow (it walks the heap), so never on the way of a switch."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def resident_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes that tensors cover, each object counted once, so tied weights count once."""
+    return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())
+
+
+def _holders(tensor: torch.Tensor) -> int:
+    """How many references the storage of a tensor has, views made in C++ included."""
+    # The only reading of this that torch has; it is what its own CUDA-graph pools rely on.
+    count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)  # noqa: SLF001
+    return 0 if count is None else count(tensor.untyped_storage()._cdata)  # noqa: SLF001
+
+
+class Watch:
+    """Remembers how often the storages of some tensors are held, and finds those that something else holds later."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._before = [_holders(tensor) for tensor in tensors]
+
+    def leaked(self) -> int:
+        """Bytes that are held more often than at the start.
+
+        Garbage is collected only if there are any: reference cycles are the usual holder, and a full
+        collection is far too dear for each eviction.
+        """
+        if not self._held():
+            return 0
+        gc.collect()
+        return resident_bytes(self._held())
+
+    def _held(self) -> list[torch.Tensor]:
+        pairs = zip(self._tensors, self._before, strict=True)
+        return [tensor for tensor, before in pairs if _holders(tensor) > before]

@@ -1,0 +1,135 @@
+"""What one fingerprint keeps on the host between residencies: its mapping, its skeleton, its bound tensors.
+
+Belongs here: bringing weights and module together and apart. Never: keys, calls, when to do it.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime.tiers.index import read_index
+from runtime.worker.mapping import Mapping
+from runtime.worker.skeleton import Skeleton
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from runtime.worker.cuda import CudaDevice
+    from runtime.worker.engine import Engine
+    from runtime.worker.skeleton import Bound
+    from runtime.workers.port import LoadSpec
+
+
+class Cancelled(Exception):  # noqa: N818  # a fact, named like the rest of the tree
+    """Nobody wants the load any more; everything it had done is undone."""
+
+
+class Steps:
+    """The phases of one load with their seconds; between them it may be cancelled."""
+
+    def __init__(self, cancelled: Callable[[], bool]) -> None:
+        self._cancelled = cancelled
+        self.taken: list[tuple[str, float]] = []
+
+    def check(self) -> None:
+        """Raise `Cancelled` if nobody waits any more."""
+        if self._cancelled():
+            raise Cancelled
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time one phase."""
+        self.check()
+        began = time.perf_counter()
+        yield
+        self.taken.append((name, time.perf_counter() - began))
+
+
+class Mount:
+    """One fingerprint's weights and module. Any number of keys may use it; `users` counts them."""
+
+    def __init__(
+        self, spec: LoadSpec, factory: Callable[[], nn.Module], steps: Steps, device: CudaDevice | None
+    ) -> None:
+        """Map, build and bind. Raises `ForeloadError`, `Cancelled`, or what the factory raises, and leaves nothing."""
+        self.fingerprint = spec.fingerprint
+        self.users = 0
+        self.warm = False
+        self.stale = False
+        self.doomed = False
+        self._device = device
+        self._writes = False
+        self._empty_pages = False
+        with steps("map"):
+            path = Path(spec.weights)
+            self._mapping = Mapping(path, read_index(path))
+            self._mapping.populate()
+        with steps("skeleton"):
+            self._skeleton = Skeleton(factory)
+        with steps("bind"):
+            self._host = self._skeleton.bind(self._mapping.names, self._mapping.view, cast=spec.cast)
+        self._active: Bound | None = None
+        self.engines: dict[str, tuple[LoadSpec, Engine]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Mount {self.fingerprint[:8]} {self._mapping.size} B {self.users} users>"
+
+    @property
+    def module(self) -> nn.Module:
+        """The module, callable while activated."""
+        return self._skeleton.module
+
+    @property
+    def resident(self) -> int:
+        """Bytes of the tensors that the module runs on."""
+        return (self._active or self._host).resident
+
+    def activate(self) -> None:
+        """Make the module callable: a pointer swap on a CPU, an upload on a GPU. Nothing to do if it is already."""
+        if self._active is not None:
+            return
+        self._refill()
+        bound = self._host
+        if self._device is not None:
+            bound = self._skeleton.stored(self._device.upload(bound.tensors))
+        self._skeleton.activate(bound)
+        self._active = bound
+
+    def deactivate(self) -> int:
+        """Take the weights away from the module again; bytes that something else still holds."""
+        bound, self._active = self._active, None
+        if bound is None:
+            return 0
+        self._skeleton.evict()
+        if not self.warm:  # never warmed up, so never looked at
+            self._writes = self._mapping.written() > 0
+        self.restore()
+        return bound.leaked()
+
+    def warmed(self) -> None:
+        """After the first forward: see whether the module writes its weights, and undo what it wrote."""
+        self.warm = True
+        self._writes = self._mapping.written() > 0
+        self.restore()
+        if self._active is not self._host and self._active is not None and self._active.restore():
+            self._active = None  # written on the device: upload again
+        self._refill()
+        self.activate()
+
+    def _refill(self) -> None:
+        if self._empty_pages:
+            self._mapping.populate()
+            self._empty_pages = False
+
+    def restore(self) -> None:
+        """Make the host's tensors what they were when they were bound; `stale` if that takes a new build."""
+        moved = [self._host.tensors[at] for at in self._host.restore()]
+        if moved or self._writes:
+            self._mapping.reset()
+            self._empty_pages = True
+        self.stale |= not all(self._mapping.holds(tensor) for tensor in moved)
