@@ -47,12 +47,22 @@ _URL = "http://127.0.0.1:8080"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and give its exit code."""
+    code = OK
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read our output has gone: nothing to say, and nobody to say it to
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="foreload")
     except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer's own ending, with code 1
+            raise end.__context__ from None
         return end.code if isinstance(end.code, int) else OK if end.code is None else DECLINED
-    except BrokenPipeError:  # whoever read our output has gone: nothing to say, and nobody to say it to
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return OK
 
 
@@ -175,7 +185,11 @@ def describe(
         _end(error.message, SETUP)
     except OSError as error:
         _end(f"{directory}: {_sentence(error)}", SETUP)
-    print(as_json({"written": str(path), "files": files}) if json else f"{path}: {len(files)} files")
+    print(
+        as_json({"written": str(path), "files": files})
+        if json
+        else f"{path}: {len(files)} {'file' if len(files) == 1 else 'files'}"
+    )
 
 
 @app.command()
