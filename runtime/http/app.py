@@ -72,7 +72,8 @@ class Front:
             self._notify(Incident.of(CLIENT_LEFT, exchange))
         except asyncio.CancelledError:
             # The server gave up waiting for us; whoever waits on the other side still gets a word.
-            await self._refuse(exchange, Draining("the server is stopping"))
+            if not exchange.started:
+                await self._refuse(exchange, Draining("the server is stopping"))
             raise
         except Exception as error:  # noqa: BLE001 - the last resort: nothing but an error object leaves here
             await self._refuse(exchange, error)

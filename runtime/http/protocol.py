@@ -43,6 +43,7 @@ class GuardedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.url = b""
         self._heading = True
         self._pending = 0
         self._chunks = 0
@@ -82,7 +83,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unserved()
 
     def _unserved(self) -> None:
-        """Bytes came while no request is being served: part of a header, or a body whose answer is already out."""
+        """Bytes came while no request is being served: part of a header, or a body whose answer is already out.
+
+        Such a body is parsed and dropped for `header_idle` seconds, because closing at once would reset the
+        connection and take the answer (a 413, most often) from a client that is still sending.
+        """
         if self._heading:
             if len(self.url) > self.limits.url:
                 self._broken(UriTooLong(f"the URL is longer than {self.limits.url} bytes"))
@@ -90,9 +95,6 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._pending > self.limits.headers + self.limits.url:
                 self._broken(HeadersTooLarge(f"the headers exceed {self.limits.headers} bytes"))
                 return
-        elif self._pending > self.limits.body:
-            self.transport.close()
-            return
         if self._quiet is None:
             self._arm(self.limits.header_idle)
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,8 @@ class FakeBackend:
     orders: list[tuple[str, str, Mapping[str, object]]] = field(default_factory=list)
     strict: list[bool | None] = field(default_factory=list)
     cancelled: int = 0
+    entered: asyncio.Event = field(default_factory=asyncio.Event)
+    reached: threading.Event = field(default_factory=threading.Event)
     loop: asyncio.AbstractEventLoop | None = None
 
     async def infer(self, name: str, version: str | None, body: bytes, json_length: int | None, **rest: Any) -> Served:
@@ -75,6 +77,8 @@ class FakeBackend:
 
     async def _held(self) -> None:
         self.loop = asyncio.get_running_loop()
+        self.entered.set()
+        self.reached.set()
         if self.raises is not None:
             raise self.raises
         if self.hold is not None:
@@ -293,27 +297,28 @@ def connect(port: int) -> socket.socket:
 
 
 def read_reply(sock: socket.socket) -> Reply | None:
-    """Read one answer off a socket; None when the server closes without one."""
-    text = b""
-    while b"\r\n\r\n" not in text:
-        part = _part(sock)
+    """Read one answer off a socket and nothing behind it; None when the server closes without one."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        part = receive(sock, 1)
         if not part:
             return None
-        text += part
-    head, _, body = text.partition(b"\r\n\r\n")
-    first, *lines = head.decode("latin-1").split("\r\n")
+        head += part
+    first, *lines = head.decode("latin-1").rstrip().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
-    while len(body) < int(headers.get("content-length", "0")):
-        part = _part(sock)
+    body = b""
+    while missing := int(headers.get("content-length", "0")) - len(body):
+        part = receive(sock, missing)
         if not part:
             break
         body += part
     return Reply(int(first.split()[1]), headers, body)
 
 
-def _part(sock: socket.socket) -> bytes:
+def receive(sock: socket.socket, most: int = 1 << 16) -> bytes:
+    """The next bytes; none at the end, however it comes."""
     try:
-        return sock.recv(1 << 16)
+        return sock.recv(most)
     except (ConnectionResetError, BrokenPipeError):
         return b""
 
@@ -321,10 +326,8 @@ def _part(sock: socket.socket) -> bytes:
 def talk(port: int, request: bytes) -> Reply | None:
     """Send bytes as they are and read one answer; a server that stops reading is no error here."""
     with connect(port) as sock:
-        try:
+        with suppress(ConnectionResetError, BrokenPipeError):
             sock.sendall(request)
-        except (ConnectionResetError, BrokenPipeError):
-            pass
         return read_reply(sock)
 
 

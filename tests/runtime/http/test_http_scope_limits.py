@@ -154,16 +154,25 @@ def test_infer_paths_are_told_from_others(path: str, target: object):
         "%2e%2e",
         "a\0b",
         "a" * 129,
-        "é",
-        "é",
+        "\u00e9",
+        "e\u0301",
         ".hidden",
         "-x",
         "_x",
         "a b",
         "a\n",
         "m//x",
-    ]
-    + ["x" * 4096, "m/versions/", "m/versions/1/2", "m/version/1", "CON ", "a\\b", "m:1", "m@1", "{m}", "\ud800"],
+        "x" * 4096,
+        "m/versions/",
+        "m/versions/1/2",
+        "m/version/1",
+        "CON ",
+        "a\\b",
+        "m:1",
+        "m@1",
+        "{m}",
+        "\ud800",
+    ],
 )
 def test_no_other_name_reaches_the_backend(name: str):
     """F19: a name that is not one never gets past the pattern; it is a plain 404."""
@@ -223,8 +232,9 @@ def test_the_callers_trace_wins():
         f"ff{PARENT[2:]}".encode(),
         f"{PARENT}, {PARENT}".encode(),
         b"\xff" * 55,
-    ]
-    + [f"00-{'0' * 32}-00f067aa0ba902b7-01".encode(), f"00-{TRACE}-{'0' * 16}-01".encode()],
+        f"00-{'0' * 32}-00f067aa0ba902b7-01".encode(),
+        f"00-{TRACE}-{'0' * 16}-01".encode(),
+    ],
 )
 def test_a_malformed_traceparent_is_no_traceparent(value: bytes | None):
     """The standard asks to ignore it rather than to fail."""
