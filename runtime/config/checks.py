@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _DEVICE: Final = re.compile(r"cpu:0|cuda:(?:0|[1-9]\d?)", re.ASCII)
-_HOST_LABELS: Final = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
+_HOST_LABELS: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*")
 _LONGEST: Final = {"module": 255, "host": 253, "url": 2048, "path": 4096}
 _NAME_RULE: Final = "letters, digits, dot, dash and underscore, at most 128, the first a letter or digit"
 _VERSION_RULE: Final = _NAME_RULE.replace("128", "64")
@@ -93,6 +93,20 @@ def host_name(value: str) -> str:
         numeric = value.replace(".", "").isdigit()
         if numeric or len(value) > _LONGEST["host"] or not _HOST_LABELS.fullmatch(value):
             raise ValueError(f"{value[:60]!r} is not an address; write 127.0.0.1, ::1, 0.0.0.0 or a name") from None
+    return value
+
+
+def trusted_host(value: str) -> str:
+    """Check a Host header's name: `*`, `*.example.org`, a name or an address, without a port."""
+    bare = value.removeprefix("*.")
+    if bare.startswith("[") and bare.endswith("]") and bare == value:
+        bare = bare[1:-1]
+    if value != "*":
+        try:
+            host_name(bare)
+        except ValueError:
+            hint = "write a name, *.example.org, 127.0.0.1 or [::1], without a port, or * for any"
+            raise ValueError(f"{value[:60]!r} is not a host; {hint}") from None
     return value
 
 

@@ -131,6 +131,9 @@ def _serving(config: Config) -> Iterator[_Row]:
         yield Level.WARNING, ("server", "trusted_hosts"), text
     if not server.trusted_hosts:
         yield Level.WARNING, ("server", "trusted_hosts"), "is empty; every request will be refused"
+    elif not is_loopback(server.host) and all(is_loopback(name.strip("[]")) for name in server.trusted_hosts):
+        text = "names only this machine, so requests from others will be refused; add the names they use"
+        yield Level.WARNING, ("server", "trusted_hosts"), text
     deadline = server.wait.default_deadline
     if deadline is not None and deadline < server.wait.soft:
         yield Level.NOTE, ("server", "wait", "soft"), "is never reached; default_deadline comes first"

@@ -9,19 +9,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from runtime.config import checks
 from runtime.config.units import GIB, KIB, MIB, Amount, Bytes, Count, Flag, Ratio, Seconds
 from runtime.config.yaml import Frozen
 
-Text: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 Name: TypeAlias = Annotated[str, AfterValidator(checks.name)]
 Version: TypeAlias = Annotated[str, AfterValidator(checks.version)]
 DeviceId: TypeAlias = Annotated[str, AfterValidator(checks.device_id)]
 Module: TypeAlias = Annotated[str, AfterValidator(checks.module)]
 Url: TypeAlias = Annotated[str, AfterValidator(checks.url)]
 HostName: TypeAlias = Annotated[str, AfterValidator(checks.host_name)]
+TrustedHost: TypeAlias = Annotated[str, AfterValidator(checks.trusted_host)]
 Folder: TypeAlias = Annotated[Path, BeforeValidator(checks.folder)]
 Positive: TypeAlias = Annotated[int, Strict(), Field(ge=1)]
 SomeBytes: TypeAlias = Annotated[Bytes, Field(ge=1)]
@@ -102,7 +102,7 @@ class Server(Frozen):
     """Bearer keys; with any listed, a request must show one that covers what it asks for."""
     insecure: Flag = False
     """Permits listening beyond this machine without keys, for a network that something else protects."""
-    trusted_hosts: tuple[Text, ...] = ("localhost", "127.0.0.1", "[::1]")
+    trusted_hosts: tuple[TrustedHost, ...] = ("localhost", "127.0.0.1", "[::1]")
     """Host header values that are answered; `*` answers all, `*.example.org` a domain."""
     limits: Limits = Limits()
     """What one request or connection may cost."""
@@ -286,6 +286,9 @@ class WarmEntry(Frozen):
     """Whether the server is not ready until the model is resident."""
 
 
+WarmItem: TypeAlias = Annotated[WarmEntry, BeforeValidator(checks.warm_entry, json_schema_input_type=str | WarmEntry)]
+
+
 class Log(Frozen):
     """Log lines, on standard output."""
 
@@ -325,7 +328,7 @@ class Config(Frozen):
     """Folders that are searched for model folders."""
     models: Annotated[tuple[ModelEntry, ...], AfterValidator(checks.models)] = ()
     """Models that are served, beside those of the repository; settings here win over the repository's."""
-    warm: Annotated[tuple[Annotated[WarmEntry, BeforeValidator(checks.warm_entry)], ...] | None, Field()] = None
+    warm: tuple[WarmItem, ...] | None = None
     """Models loaded at start, in order; `[]` says that none is wanted, null that nobody said."""
     telemetry: Telemetry = Telemetry()
     """What is told to the outside."""

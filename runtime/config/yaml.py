@@ -158,8 +158,12 @@ def _keys(section: type[BaseModel] | None) -> list[str]:
 
 
 def _value(tree: Any, path: KeyPath) -> Any:
+    """Find what was written; None where the fault is in something that was not."""
     for step in path:
-        tree = tree[step]
+        try:
+            tree = tree[step]
+        except (KeyError, IndexError, TypeError):
+            return None
     return tree
 
 

@@ -37,6 +37,7 @@ def test_a_plain_configuration_has_no_findings(machine: int | None) -> None:
         ("server: {drain: {delay: 6s, timeout: 20s}}", "server.drain", "stopping takes up to 31s"),
         ("server: {host: 0.0.0.0, insecure: true}", "server.insecure", "anyone"),
         ("server: {trusted_hosts: ['*']}", "server.trusted_hosts", "DNS rebinding"),
+        ("server: {host: 0.0.0.0, insecure: true}", "server.trusted_hosts", "add the names they use"),
         ("server: {trusted_hosts: []}", "server.trusted_hosts", "every request"),
         ("server: {wait: {default_deadline: 1s}}", "server.wait.soft", "never reached"),
         ("policy: {ttl: 500ms}", "policy.ttl", "500ms is shorter"),

@@ -150,3 +150,12 @@ def test_the_schema_for_editors_says_what_the_loader_says() -> None:
         assert section["additionalProperties"] is False
         for key, entry in section["properties"].items():
             assert entry.get("description") or "$ref" in entry, key
+
+
+def test_the_schema_for_editors_takes_short_forms() -> None:
+    """A warm entry may be a bare name, a size text or a number; an editor must not underline what loads."""
+    properties = json_schema()["properties"]
+    (listed, _) = properties["warm"]["anyOf"]
+    assert {"type": "string"} in listed["items"]["anyOf"]
+    kinds = {entry["type"] for entry in json_schema()["$defs"]["Limits"]["properties"]["body"]["anyOf"]}
+    assert kinds == {"integer", "string"}

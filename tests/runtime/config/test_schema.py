@@ -83,6 +83,10 @@ def test_a_key_that_is_not_a_hash_is_not_shown() -> None:
         ("server: {limits: {body: 0}}", "server.limits.body"),
         ("server: {limits: {waiters: 5}}", "server.limits.waiters_per_model: is over waiters (5)"),
         ("server: {limits: {json_depth: 100000}}", "server.limits.json_depth"),
+        ("server: {trusted_hosts: ['a.org:80']}", "server.trusted_hosts.0: 'a.org:80' is not a host"),
+        ("server: {trusted_hosts: ['http://a.org']}", "server.trusted_hosts.0"),
+        ("server: {trusted_hosts: ['a*.org']}", "server.trusted_hosts.0"),
+        ("server: {trusted_hosts: ['*.']}", "server.trusted_hosts.0"),
         ("server: {model_ready: maybe}", "known are loadable, resident"),
         ("devices: []", "devices: no device is listed"),
         ("devices: [{memory: 1GiB}]", "devices.0.id: is missing"),
@@ -140,6 +144,12 @@ def test_a_contradiction_or_wrong_form_is_refused(text: str, what: str) -> None:
     message = refusal(text)
     assert what in message
     assert "secret" not in message
+
+
+def test_trusted_hosts_are_names_addresses_and_patterns() -> None:
+    """S1: what the Host check understands is what the configuration accepts."""
+    hosts = ("*", "*.example.org", "a_b.svc", "10.0.0.1", "[fe80::1]", "::1")
+    assert config(f"server: {{trusted_hosts: {list(hosts)}}}").server.trusted_hosts == hosts
 
 
 def test_a_repository_may_hold_what_the_list_does_not() -> None:
