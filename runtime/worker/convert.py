@@ -70,13 +70,13 @@ def main(arguments: list[str]) -> int:
     network = _cut_network()
     job = msgspec.json.decode(arguments[0], type=Job)
     try:
-        _check_before_loading(job)
+        check_before_loading(job)
         # The import needs more address space than the load may have, so the limits come after it.
         import torch
 
         torch.set_num_threads(1)
         _limit(job)
-        outcome = _convert(job, network)
+        outcome = msgspec.structs.replace(convert(job), network=network)
     except ForeloadError as error:
         outcome = Outcome(error.code, error.message, network=network)
     except MemoryError:
@@ -136,7 +136,8 @@ def _limit(job: Job) -> None:
 # -- before loading ----------------------------------------------------------------------------------
 
 
-def _check_before_loading(job: Job) -> None:
+def check_before_loading(job: Job) -> None:
+    """Refuse, by a file's first bytes and its zip directory, what must not even be opened. Raises `CorruptWeights`."""
     with open(job.source, "rb") as file:  # noqa: PTH123 -- binary read of one header
         head = file.read(64)
     if head.startswith(_ZIP_MAGIC):
@@ -153,18 +154,18 @@ def _check_zip(job: Job) -> None:
             rows = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OverflowError):
         raise CorruptWeights("not a checkpoint (a truncated or damaged zip)") from None
-    declared = sum(row.file_size for row in rows)
-    size = os.stat(job.source).st_size  # noqa: PTH116 -- one call
-    if declared > size or declared > job.limit:
-        raise CorruptWeights(f"zip bomb: {declared} bytes are declared in a file of {size} (limit {job.limit})")
-    if any(row.compress_type != zipfile.ZIP_STORED for row in rows):
-        raise CorruptWeights("the zip is compressed, which no checkpoint is")
     names = [row.filename for row in rows]
     if any(name.startswith("/") or ".." in name.split("/") for name in names):
         raise CorruptWeights("the zip holds a path that leaves it")
     inner = {name.partition("/")[2] for name in names}
     if "constants.pkl" in inner or any(name.startswith("code/") for name in inner):
         raise CorruptWeights("a TorchScript archive is a program, not a checkpoint")
+    declared = sum(row.file_size for row in rows)
+    size = os.stat(job.source).st_size  # noqa: PTH116 -- one call
+    if declared > size or declared > job.limit:
+        raise CorruptWeights(f"zip bomb: {declared} bytes are declared in a file of {size} (limit {job.limit})")
+    if any(row.compress_type != zipfile.ZIP_STORED for row in rows):
+        raise CorruptWeights("the zip is compressed, which no checkpoint is")
     if "data.pkl" not in inner:
         raise CorruptWeights("not a checkpoint (a zip without data.pkl)")
 
@@ -172,7 +173,8 @@ def _check_zip(job: Job) -> None:
 # -- loading -----------------------------------------------------------------------------------------
 
 
-def _convert(job: Job, network: str) -> Outcome:
+def convert(job: Job) -> Outcome:
+    """Load, pick, rename and save, in this process; only the jail above may call it on a file from elsewhere."""
     tree = _pick(_load(job.source), job.state_dict)
     named = dict(_renamed(_flatten(tree, "", 0, job.state_dict), job.rename))
     if not named:
@@ -184,7 +186,7 @@ def _convert(job: Job, network: str) -> Outcome:
         raise CorruptWeights(f"the tensors take {size} bytes, over the limit of {job.limit}")
     metadata = {"format": "pt"} | ({ALIASES: json.dumps(aliases, sort_keys=True)} if aliases else {})
     _save(_own_memory(kept), job.target, metadata)
-    return Outcome(tensors=len(named), aliases=len(aliases), size=size, network=network)
+    return Outcome(tensors=len(named), aliases=len(aliases), size=size)
 
 
 def _save(tensors: dict[str, torch.Tensor], target: str, metadata: dict[str, str]) -> None:
