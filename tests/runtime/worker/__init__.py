@@ -1,0 +1,1 @@
+"""Tests of the device worker's torch side."""

@@ -142,7 +142,7 @@ def assert_golden(core: Core, name: str, key: str, expected: list[torch.Tensor])
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_outputs_equal_plain_pytorch_to_the_bit_before_and_after_fifty_switches(name: str, tmp_path: Path) -> None:
-    """Tied weights, statistics, non-persistent buffers, LSTM lists and all: every residency computes the same (U22, T14)."""
+    """Tied weights, statistics, non-persistent buffers, LSTM lists: every residency computes the same (U22, T14)."""
     core = new_core()
     spec, expected = loadable(name, tmp_path)
     first = core.load(spec, never)
