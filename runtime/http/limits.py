@@ -38,7 +38,7 @@ class Limits:
 
     `body` counts on the wire and again after decompression; `small_body` bounds the bodies of repository calls.
     `json_depth` is enforced by the codec that parses the body. `header_idle` is how long a connection may take to
-    send a complete header, `body_idle` how long a body may stand still.
+    send a complete header, `body_idle` how long a body may stand still in either direction.
     """
 
     body: int = 64 << 20

@@ -50,6 +50,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._verdict: ForeloadError | None = None
         self._refused = False
         self._quiet: asyncio.TimerHandle | None = None
+        self._flush: asyncio.TimerHandle | None = None
+        self._unread = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection, unless there are too many; a silent one is closed after `header_idle`."""
@@ -63,6 +65,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._disarm()
+        if self._flush is not None:
+            self._flush.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -121,7 +125,26 @@ class GuardedProtocol(HttpToolsProtocol):
             self._verdict = TooLarge(f"the body comes in more than {self.limits.chunks} chunks")
             raise self._verdict
 
+    def on_response_complete(self) -> None:
+        """An answer is handed to the transport; a client that does not read it must not keep it in memory."""
+        super().on_response_complete()
+        if self._flush is None and self.transport.get_write_buffer_size() > 0:
+            self._watch_flush()
+
     # Closing
+
+    def _watch_flush(self) -> None:
+        self._unread = self.transport.get_write_buffer_size()
+        self._flush = self.loop.call_later(self.limits.body_idle, self._flushed)
+
+    def _flushed(self) -> None:
+        self._flush = None
+        left = self.transport.get_write_buffer_size()
+        if left >= self._unread > 0:
+            # Closing would wait for the client to read, which is what it does not do.
+            self.transport.abort()
+        elif left > 0:
+            self._watch_flush()
 
     def _arm(self, seconds: float) -> None:
         self._quiet = self.loop.call_later(seconds, self._too_quiet)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import socket
 import sys
+import threading
 import time
 import tracemalloc
 from contextlib import ExitStack, contextmanager
@@ -30,6 +32,8 @@ from tests.runtime.http.fake import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from runtime.http.incident import Incident
 
 INFER = "/v2/models/echo/infer"
 LIVE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -105,8 +109,11 @@ def test_a_million_tiny_chunks_end_at_the_cap():
 
 
 def test_a_compressed_bomb_is_refused(port: int):
-    """F27: a hundred kilobytes at most come out of ten, whatever is in there."""
-    refused(talk(port, request(INFER, gzip.compress(bytes(1 << 24)), "Content-Encoding: gzip")), 413)
+    """F27: a hundred kilobytes at most come out of sixty, whatever is in there."""
+    wire = request(INFER, gzip.compress(bytes(1 << 26)), "Content-Encoding: gzip")
+    with traced() as peak:
+        refused(talk(port, wire), 413)
+    assert peak() < 4 << 20
     refused(talk(port, request(INFER, b"x", "Content-Encoding: zstd")), 415)
 
 
@@ -196,6 +203,42 @@ def test_oversized_headers_and_urls_are_refused(port: int, text: bytes, statuses
     """F33: 431 and 414 before they are all buffered; the client can read why."""
     refused(talk(port, text), *statuses)
     assert alive(port)
+
+
+def test_a_body_that_breaks_off_into_rubbish_ends_its_request():
+    """A chunk that cannot be parsed is 400, once, and the application behind it is released at the same moment."""
+    incidents: list[Incident] = []
+    noticed = threading.Event()
+
+    def notify(incident: Incident) -> None:
+        incidents.append(incident)
+        noticed.set()
+
+    with served(FakeBackend(), notify=notify) as (port, _), connect(port) as sock:
+        sock.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n")
+        sock.sendall(b"rubbish\r\n")
+        refused(read_reply(sock), 400)
+        assert receive(sock) == b""
+        assert noticed.wait(1)
+    assert [incident.status for incident in incidents] == [499]
+
+
+def test_an_answer_nobody_reads_is_dropped():
+    """F41's cousin: a client that asks for megabytes and reads none of them does not keep them in memory."""
+    given = {"name": "x", "datatype": "FP32", "shape": [4 << 20], "parameters": {"binary_data_size": 16 << 20}}
+    head = json.dumps({"inputs": [given], "parameters": {"binary_data_output": True}}).encode()
+    wire = request(INFER, head + bytes(16 << 20), f"Inference-Header-Content-Length: {len(head)}", "Connection: close")
+    pause = threading.Event()
+    with served(FakeBackend(), Limits(body_idle=0.2)) as (port, server), connect(port) as sock:
+        sock.sendall(wire)
+        deadline = time.monotonic() + 5
+        while server.server_state.connections:
+            assert time.monotonic() < deadline
+            pause.wait(0.02)
+        got = 0
+        while part := receive(sock):
+            got += len(part)
+        assert got < 16 << 20
 
 
 def test_endless_headers_cost_no_memory(port: int):

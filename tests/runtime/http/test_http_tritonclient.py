@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import tritonclient.http as triton
+import tritonclient.utils as exceptions
 
 from actors.errors import Busy
 from runtime.http.limits import Limits
@@ -14,9 +16,6 @@ from tests.runtime.http.fake import FakeBackend, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-triton = pytest.importorskip("tritonclient.http")
-exceptions = pytest.importorskip("tritonclient.utils")
 
 
 @contextmanager
