@@ -5,6 +5,7 @@ Nothing here decides what is worth a line; for events that is `eventlog.py`, for
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TextIO, TypeAlias
@@ -155,10 +156,14 @@ def _name_source(_logger: WrappedLogger, _name: str, event: EventDict) -> EventD
 def _json(_logger: WrappedLogger, _name: str, event: EventDict) -> str:
     """One object per line; time, level and event first, so that a line reads well."""
     first = {name: event.pop(name) for name in ("time", "level", "event") if name in event}
-    line = orjson.dumps({**first, **event}, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    whole = {**first, **event}
+    try:
+        line = orjson.dumps(whole, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:  # a lone surrogate, an integer beyond 64 bits: spell every value as ASCII text
+        line = json.dumps({str(name): str(value) for name, value in whole.items()})
     if len(line) <= _LONGEST:
         return line
-    return orjson.dumps({**first, "event": str(first.get("event"))[:1_024], "cut": len(line)}).decode()
+    return json.dumps({**first, "event": str(first.get("event"))[:1_024], "cut": len(line)})
 
 
 def _say(render: Processor, what: str, count: int) -> str:

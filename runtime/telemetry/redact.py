@@ -12,6 +12,7 @@ from itertools import islice
 
 MASK = "[redacted]"
 _LONGEST = 8_192
+_MARGIN = 4_096
 _DEEPEST = 6
 _WIDEST = 256
 
@@ -21,13 +22,13 @@ _SECRET_FIELD = re.compile(
     r"(?:$|[^a-z0-9])",
 )
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_USERINFO = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]{0,20}://)[^/\s?#]{1,512}@")
-_QUERY = re.compile(r"\b([a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s?\"'<>]{1,2048})\?[^\s\"'<>]*")
+# A whole URL at once, and taken apart by hand: a pattern for its parts would be quadratic in hostile text.
+_URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s\"'<>]*")
 _SCHEME = re.compile(r"\b(bearer|basic|digest|negotiate)\s+[A-Za-z0-9+/=._~-]{4,}", re.IGNORECASE)
 _PAIR = re.compile(
     r"\b((?:[A-Za-z0-9]+[-_]){0,4}"
     r"(?:authorization|api[-_]?key|access[-_]?key|secret(?:[-_]?(?:access[-_]?)?key)?|password|passwd|token|cookie|signature|sig|credential)"
-    r"[\"']?\s{0,4}[=:]\s{0,4}[\"']?)(?!\[redacted\])[^\s\"'&,;)}\]]+",
+    r"[\"']?\s{0,4}[=:]\s{0,4})(?!\[redacted\])(?:\"[^\"\n]{0,2048}\"?|'[^'\n]{0,2048}'?|[^\s\"'&,;)}\]]+)",
     re.IGNORECASE,
 )
 
@@ -40,11 +41,23 @@ def is_secret_field(name: str) -> bool:
 
 def text(value: str) -> str:
     """Strip URL user-info and query strings, credentials after an auth scheme, and `secret=value` pairs."""
-    if len(value) > _LONGEST:
-        value = value[:_LONGEST] + "…"
+    whole = len(value)
+    if whole > _LONGEST:
+        value = value[: _LONGEST + _MARGIN]  # the margin lets a secret across the cut be recognised
     if "://" in value:
-        value = _QUERY.sub(rf"\1?{MASK}", _USERINFO.sub(rf"\1{MASK}@", value))
-    return _PAIR.sub(rf"\1{MASK}", _SCHEME.sub(rf"\1 {MASK}", value))
+        value = _URL.sub(_url, value)
+    value = _PAIR.sub(rf"\1{MASK}", _SCHEME.sub(rf"\1 {MASK}", value))
+    return value if whole <= _LONGEST else value[:_LONGEST] + "…"
+
+
+def _url(found: re.Match[str]) -> str:
+    place, asks, _ = found.group().partition("?")
+    parts = place.split("//")
+    for index, part in enumerate(parts[1:], 1):
+        authority, slash, path = part.partition("/")
+        if "@" in authority:
+            parts[index] = f"{MASK}@{authority.rpartition('@')[2]}{slash}{path}"
+    return "//".join(parts) + (f"?{MASK}" if asks else "")
 
 
 def fields(values: Mapping[str, object]) -> dict[str, object]:
@@ -69,7 +82,14 @@ def _value(value: object, depth: int) -> object:
         return f"<{len(value)} bytes>"
     if isinstance(value, Mapping | Sequence | set | frozenset):
         return _container(value, depth) if depth <= _DEEPEST else "…"
-    return text(str(value))
+    return text(_spell(value))
+
+
+def _spell(value: object) -> str:
+    try:
+        return str(value)
+    except Exception as error:  # noqa: BLE001  an object that cannot be printed must not break who logs it
+        return f"<{type(value).__name__} that raises {type(error).__name__}>"
 
 
 def _container(value: Mapping[object, object] | Sequence[object] | AbstractSet[object], depth: int) -> object:

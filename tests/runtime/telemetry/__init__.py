@@ -1,0 +1,1 @@
+"""Telemetry, all of it derived from events."""
