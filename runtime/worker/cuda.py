@@ -92,8 +92,10 @@ class CudaDevice:
             arena = torch.empty(total, dtype=torch.uint8, device=self._device)
             # The memory may have been freed by a kernel that still runs; the copies must come after it.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            self._copy(arena, flats, offsets)
-            self._stream.synchronize()
+            try:
+                self._copy(arena, flats, offsets)
+            finally:  # also when a copy raises: the arena must not be freed under one that still runs
+                self._stream.synchronize()
         return [
             arena[offset : offset + flat.numel()].view(tensor.dtype).view(tensor.shape)
             for tensor, flat, offset in zip(tensors, flats, offsets, strict=True)
