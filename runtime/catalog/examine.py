@@ -51,7 +51,7 @@ class Examined:
     @property
     def withdrawn(self) -> bool:
         """Whether there is no manifest at all: taking it away takes the model out of service."""
-        return self.stamp[0] is None
+        return self.stamp[:1] == (None,)
 
 
 def stamp(directory: Path, manifest: Manifest | None) -> Stamp:
@@ -61,7 +61,7 @@ def stamp(directory: Path, manifest: Manifest | None) -> Stamp:
 
 
 def examine(directory: Path, allowed: Sequence[Path]) -> Examined:
-    """Look at a directory. `allowed` are resolved roots that its links may lead into, besides itself.
+    """Look at a directory. `allowed` are the resolved roots that its files must lie in, all links followed.
 
     A link swapped between reading the manifest and looking at the files would mix two generations; the stamp is
     taken on both sides and the look repeated until they agree.
@@ -71,7 +71,8 @@ def examine(directory: Path, allowed: Sequence[Path]) -> Examined:
         if stamp(directory, found.manifest) == found.stamp:
             return found
         found = _examine(directory, allowed)
-    return Examined(State.PENDING, "the directory keeps changing", found.stamp, found.manifest)
+    # No stamp, so that the next refresh looks again even if it settled on what was seen last.
+    return Examined(State.PENDING, "the directory keeps changing", (), found.manifest)
 
 
 def _examine(directory: Path, allowed: Sequence[Path]) -> Examined:
@@ -102,7 +103,7 @@ def _parse(directory: Path, allowed: Sequence[Path]) -> Manifest:
 def _read_manifest(directory: Path, allowed: Sequence[Path]) -> str:
     path = directory / FILE_NAME
     real = path.resolve(strict=True)
-    if not _inside(real, (directory.resolve(strict=True), *allowed)):
+    if not _inside(real, allowed):
         raise ConfigError("the manifest is a link out of the allowed directories")
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
@@ -121,7 +122,6 @@ def _check_files(directory: Path, manifest: Manifest, allowed: Sequence[Path]) -
     """Split the listed files' faults into what time may cure and what it will not."""
     missing: list[str] = []
     wrong: list[str] = []
-    homes = (directory.resolve(strict=True), *allowed)
     for row in manifest.files:
         path = directory / row.path
         try:
@@ -133,7 +133,7 @@ def _check_files(directory: Path, manifest: Manifest, allowed: Sequence[Path]) -
         except (OSError, RuntimeError) as error:
             wrong.append(f"{row.path}: {_reason(error)}")
             continue
-        if not _inside(real, homes):
+        if not _inside(real, allowed):
             wrong.append(f"{row.path} is a link out of the allowed directories")
         elif not stat.S_ISREG(status.st_mode):
             wrong.append(f"{row.path} is not a regular file")

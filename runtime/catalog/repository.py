@@ -13,6 +13,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from actors.errors import UnknownModel
+from actors.residency.model import key_of
 from runtime.catalog.examine import Examined, State, examine, stamp
 from runtime.catalog.manifest import FILE_NAME
 from runtime.catalog.record import ModelRecord, load_spec
@@ -40,9 +41,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a scan found different. `label` is `name@version`, or the directory's own name if there is no manifest.
+    """What a scan found different.
 
-    `record` is what is served now, `was` what was served before.
+    `label` is `name@version`, or the directory's own name while there is no manifest that can be read.
+    `record` is what the directory serves now, `was` what it served before.
     """
 
     label: str
@@ -149,7 +151,9 @@ class Repository:
         place = self._places.get(path)
         if place is not None and place.examined.stamp == stamp(path, place.examined.manifest):
             return
-        examined = examine(path, allowed)
+        # A directory named in the configuration may lie, or link, anywhere; one that was only found may not.
+        own = _resolved(path) if source is not None else None
+        examined = examine(path, (own, *allowed) if own else allowed)
         if place is None:
             self._places[path] = _Place(source, examined)
         else:
@@ -195,9 +199,7 @@ class Repository:
         if shown == place.shown and was is place.serving:
             return None
         place.shown = shown
-        known = place.examined.record or place.serving
-        source_name = place.source.name if place.source else ascii(path.name)[1:-1][:128]
-        place.label = known.key if known else source_name
+        place.label = _label(path, place)
         return Change(place.label, state, reason, place.serving, was)
 
     def __repr__(self) -> str:
@@ -208,6 +210,15 @@ def version_order(version: str) -> Order:
     """Order versions as people do: numbers as numbers, and what follows a first dash comes before the plain version."""
     core, dash, suffix = version.partition("-")
     return _parts(core), not dash, _parts(suffix), version
+
+
+def _label(path: Path, place: _Place) -> str:
+    """Name a directory for people: by its manifest as far as it has one, else by the configuration or itself."""
+    if place.examined.manifest is not None:
+        return key_of(place.examined.manifest.name, place.examined.manifest.version)
+    if place.serving is not None:
+        return place.serving.key
+    return place.source.name if place.source else ascii(path.name)[1:-1][:128]
 
 
 def _parts(text: str) -> tuple[tuple[int, int, str], ...]:

@@ -271,6 +271,19 @@ def test_the_disk_tier_converts_once(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache" / "staging").iterdir())
 
 
+def test_undoing_an_admission_ends_its_converter(tmp_path: Path) -> None:
+    """Nobody wants it any more: process, temporary files and claim are gone when `undo` returns."""
+    model = pickled(tmp_path / "m", saved({"w": torch.ones(4)}))
+    store = DiskStore(tmp_path / "cache", QUOTA)
+    admission = store.begin(model)
+    while not (running := [each for each in psutil.Process().children() if "runtime.worker.convert" in each.cmdline()]):
+        assert not admission.step()
+    admission.undo()
+    assert not psutil.wait_procs(running, timeout=0)[1]
+    assert not list((tmp_path / "cache" / "staging").iterdir())
+    assert store.snapshot().blobs == 0
+
+
 def test_options_are_part_of_the_key(tmp_path: Path) -> None:
     """The same file read differently is another blob."""
     content = saved({"m.w": torch.arange(4.0)})

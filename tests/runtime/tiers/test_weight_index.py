@@ -47,6 +47,14 @@ def test_scalars_and_empty_tensors_are_tensors(tmp_path: Path) -> None:
     assert (found["none"].shape, found["none"].size) == ((3, 0), 0)
 
 
+def test_tied_tensors_are_there_under_each_name(tmp_path: Path) -> None:
+    """Our converter stores a tied tensor once; readers find the same range under every name, and no bytes twice."""
+    found = read_index(write(tmp_path, aliased('{"b": "a", "c": "a"}')))
+    assert found.entries["a"] is found.entries["b"] is found.entries["c"]
+    assert found.aliases == {"b": "a", "c": "a"}
+    assert found.total == 8
+
+
 def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
     """F1: every proper prefix of a good file is corrupt, never a smaller model."""
     content = valid()
@@ -125,6 +133,22 @@ FAULTS = {
     "not an object": (blob(b'["a","b"]'), "does not start with"),
     "two objects": (blob(b"{}{}"), "not JSON"),
     "nul padding": (blob(b"{}\0\0\0\0\0\0"), "not JSON"),
+}
+
+
+def aliased(table: str) -> bytes:
+    return blob({"__metadata__": {index.ALIASES: table}, "a": tensor()}, bytes(8))
+
+
+FAULTS |= {
+    "alias of nothing": (aliased('{"b": "c"}'), "alias 'b' points at 'c', which is not stored"),
+    "alias of an alias": (aliased('{"b": "c", "c": "a"}'), "points at 'c'"),
+    "alias over a tensor": (aliased('{"a": "a"}'), "alias 'a' is a tensor as well"),
+    "alias of a number": (aliased('{"b": 1}'), "points at 1"),
+    "alias with a bad name": (aliased('{"../b": "a"}'), "looks like a path"),
+    "alias twice": (aliased('{"b": "a", "b": "a"}'), "duplicate key 'b'"),
+    "aliases in a list": (aliased("[]"), "is not an object"),
+    "aliases nested": (aliased('{"b": ' * 200_000), "nested too deeply"),
 }
 
 
