@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -122,7 +123,7 @@ class Mapping:
             raise FetchFailed(f"the weights cannot be read: {os.strerror(number)}")
 
     def _read(self, offset: int, length: int) -> None:
-        buffer = memoryview(bytearray(_READ_STEP))
+        buffer = memoryview(mmap.mmap(-1, _READ_STEP))  # a bytearray would be zeroed under the GIL
         end = offset + length
         while offset < end:
             count = os.preadv(self._descriptor, [buffer[: end - offset]], offset)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import mmap
 import os
 import stat
 from collections import OrderedDict
@@ -74,7 +75,7 @@ def hashing(source: int, target: int | None = None, *, most: int | None = None) 
     read raises `FetchFailed`, a failing write `DiskFull` or `FetchFailed`.
     """
     digest = hashlib.sha256()
-    buffer = memoryview(bytearray(STEP))
+    buffer = memoryview(mmap.mmap(-1, STEP))  # a bytearray would be zeroed under the GIL
     position = 0
     while True:
         try:
