@@ -31,7 +31,7 @@ from runtime.worker.datatypes import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from runtime.worker.document import InputJson, RequestJson, Scalar
+    from runtime.worker.document import AnyInput, AnyRequest, Scalar
     from runtime.workers.port import TensorSpec
 
 MAX_RANK = 32
@@ -76,6 +76,8 @@ class Codec:
         self._inputs = {spec.name: spec for spec in inputs}
         self._outputs = {spec.name: spec for spec in outputs}
         self._reject_nonfinite = reject_nonfinite
+        elements = {DATATYPES[spec.datatype].json for spec in inputs if spec.datatype in DATATYPES}
+        self._element = elements.pop() if len(elements) == 1 else None
 
     def __repr__(self) -> str:
         return f"<Codec {self._names['model_name']} {len(self._inputs)} in {len(self._outputs)} out>"
@@ -93,12 +95,12 @@ class Codec:
             return self._decode_raw(view)
         if json_length is not None and not 0 < json_length <= len(view):
             raise BadRequest("Inference-Header-Content-Length is not within the body's length")
-        header = document.read(bytes(view if json_length is None else view[:json_length]))
+        header = document.read(bytes(view if json_length is None else view[:json_length]), self._element)
         tail = None if json_length is None else view[json_length:]
         inputs = self._decode_inputs(header, tail)
         return InferRequest(header.id, header.parameters, inputs, self._wanted(header))
 
-    def _decode_inputs(self, header: RequestJson, tail: memoryview | None) -> dict[str, WireTensor]:
+    def _decode_inputs(self, header: AnyRequest, tail: memoryview | None) -> dict[str, WireTensor]:
         inputs: dict[str, WireTensor] = {}
         used = 0
         for one in header.inputs:
@@ -120,7 +122,7 @@ class Codec:
             raise BadTensor(f"input {missing[0]!r} is missing; the model takes {len(self._inputs)}")
         return inputs
 
-    def _checked(self, one: InputJson, seen: Mapping[str, object]) -> tuple[Datatype, tuple[int, ...]]:
+    def _checked(self, one: AnyInput, seen: Mapping[str, object]) -> tuple[Datatype, tuple[int, ...]]:
         """What an input claims, held against the signature before any byte of it is read."""
         if one.name in seen:
             raise BadTensor(f"input {one.name[:128]!r} is given twice")
@@ -166,7 +168,7 @@ class Codec:
         tensor = WireTensor(spec.name, datatype.name, array)
         return InferRequest(None, {}, {spec.name: tensor}, dict.fromkeys(self._outputs, True))
 
-    def _wanted(self, header: RequestJson) -> dict[str, bool]:
+    def _wanted(self, header: AnyRequest) -> dict[str, bool]:
         otherwise = _flag(header.parameters, "binary_data_output", "the request", default=False)
         if not header.outputs:
             return dict.fromkeys(self._outputs, otherwise)
@@ -243,7 +245,7 @@ def _checked_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> tu
     return tuple(shape)
 
 
-def _declared_size(one: InputJson) -> int | None:
+def _declared_size(one: AnyInput) -> int | None:
     """Bytes of a binary input, None for one with JSON `data`; exactly one of the sources must be there."""
     if any(name.startswith("shared_memory_") for name in one.parameters):
         raise Unsupported(f"input {one.name!r}: shared memory is not offered")
@@ -269,18 +271,11 @@ def _opening(raw: bytes) -> int:
     return depth
 
 
-def _from_data(one: InputJson, datatype: Datatype, count: int) -> Array:
+def _from_data(one: AnyInput, datatype: Datatype, count: int) -> Array:
     """A flat array of JSON `data`, which may be flat or nested row by row."""
     if datatype.json is None:
         raise BadTensor(f"input {one.name!r}: {datatype.name} has no JSON form; send it as binary")
-    raw = memoryview(one.data)  # type: ignore[arg-type]  # a Raw, which has the buffer protocol on every version
-    depth = _opening(bytes(raw[:256]))
-    if not 1 <= depth <= MAX_RANK:
-        raise BadTensor(f"input {one.name!r}: 'data' must be a list, nested at most {MAX_RANK} deep")
-    try:
-        elements: list[Any] = json_decoder(datatype.name, depth).decode(raw)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as fault:
-        raise BadTensor(f"input {one.name!r}: 'data' is not {datatype.name}: {fault}") from None
+    elements, depth = (one.data, 1) if isinstance(one.data, list) else _parsed(one, datatype)
     for axis in range(depth - 1):
         lengths = {len(inner) for inner in elements}
         if len(lengths) > 1 or (depth == len(one.shape) and lengths and lengths != {one.shape[axis + 1]}):
@@ -289,6 +284,18 @@ def _from_data(one: InputJson, datatype: Datatype, count: int) -> Array:
     if len(elements) != count:
         raise BadTensor(f"input {one.name!r}: {len(elements)} elements where its shape needs {count}")
     return from_json(datatype, one.name, elements)
+
+
+def _parsed(one: AnyInput, datatype: Datatype) -> tuple[list[Any], int]:
+    """`data` as lists of its datatype, and how deep they are nested."""
+    raw = memoryview(one.data)  # type: ignore[arg-type]  # a Raw, which has the buffer protocol on every version
+    depth = _opening(bytes(raw[:256]))
+    if not 1 <= depth <= MAX_RANK:
+        raise BadTensor(f"input {one.name!r}: 'data' must be a list, nested at most {MAX_RANK} deep")
+    try:
+        return json_decoder(datatype.name, depth).decode(raw), depth
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as fault:
+        raise BadTensor(f"input {one.name!r}: 'data' is not {datatype.name}: {fault}") from None
 
 
 def _shape_from_length(spec: TensorSpec, datatype: Datatype, length: int) -> tuple[int, ...]:

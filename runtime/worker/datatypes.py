@@ -44,6 +44,9 @@ def _integer(name: str, dtype: type[np.integer[Any]]) -> Datatype:
     return Datatype(name, np.dtype(dtype), np.dtype(dtype).itemsize, bounded)
 
 
+_MAX32 = float(np.finfo(np.float32).max)
+_FP32 = msgspec.Meta(ge=-_MAX32, le=_MAX32)
+
 DATATYPES: dict[str, Datatype] = {
     one.name: one
     for one in (
@@ -58,7 +61,7 @@ DATATYPES: dict[str, Datatype] = {
         _integer("INT64", np.int64),
         Datatype("FP16", np.dtype(np.float16), 2, None, floating=True),
         Datatype("BF16", np.dtype(np.uint16), 2, None, floating=True),
-        Datatype("FP32", np.dtype(np.float32), 4, float, floating=True),
+        Datatype("FP32", np.dtype(np.float32), 4, Annotated[float, _FP32], floating=True),
         Datatype("FP64", np.dtype(np.float64), 8, float, floating=True),
         Datatype("BYTES", np.dtype(np.object_), 0, str),
     )
@@ -95,14 +98,10 @@ def from_json(datatype: Datatype, name: str, elements: list[Any]) -> Array:
         texts[:] = [text.encode() for text in elements]
         return texts
     try:
-        # fromiter beats np.array by a fifth, and torch.tensor threefold.
-        with np.errstate(over="ignore"):
-            array = np.fromiter(elements, datatype.dtype, len(elements))
+        # Typed parsing has checked ranges up to int64. fromiter beats np.array by a fifth, torch.tensor threefold.
+        return np.fromiter(elements, datatype.dtype, len(elements))
     except (OverflowError, ValueError):
         raise BadTensor(f"input {name!r}: a value is out of range for {datatype.name}") from None
-    if not finite(datatype, array):
-        raise BadTensor(f"input {name!r}: a value is out of range for {datatype.name}")
-    return array
 
 
 def unpack_bytes(name: str, count: int, buffer: memoryview) -> Array:
