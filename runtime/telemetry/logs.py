@@ -5,6 +5,7 @@ Nothing here decides what is worth a line; for events that is `eventlog.py`, for
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
@@ -31,8 +32,14 @@ _LEVELS: Final[Mapping[str, int]] = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
-# Chatty below a warning, and about URLs; uvicorn's access log would carry query strings (S10).
-_QUIET: Final = ("uvicorn.access", "urllib3", "httpx", "httpcore", "asyncio")
+_QUIET: Final[Mapping[str, int]] = {
+    "uvicorn.access": logging.WARNING,  # would carry query strings (S10)
+    "urllib3": logging.WARNING,
+    "httpx": logging.WARNING,
+    "httpcore": logging.WARNING,
+    "asyncio": logging.WARNING,
+    "opentelemetry.trace.span": logging.ERROR,  # warns of each bad tracestate that a client sends
+}
 _OWN_SINKS: Final = ("uvicorn", "uvicorn.error", "uvicorn.access")
 _LONGEST: Final = 32_768
 
@@ -40,8 +47,9 @@ _LONGEST: Final = 32_768
 class Logs:
     """The running set-up. Close it last: it writes what waits, within a second, and puts everything back."""
 
-    def __init__(self, sink: LineSink, target: logging.Handler) -> None:
+    def __init__(self, sink: LineSink, target: logging.Handler, former: dict[str, Any] | None) -> None:
         self._sink = sink
+        self._structlog = former
         root = logging.getLogger()
         self._target = target
         self._former = (root.level, root.handlers[:])
@@ -55,6 +63,8 @@ class Logs:
     def close(self) -> bool:
         """Write what waits and undo the set-up; False if the stream would not take all of it."""
         structlog.reset_defaults()
+        if self._structlog is not None:
+            structlog.configure(**self._structlog)
         root = logging.getLogger()
         if root.handlers == [self._target]:
             root.setLevel(self._former[0])
@@ -106,7 +116,8 @@ def configure(
 
     `auto` is pretty on a terminal and JSON elsewhere. Give uvicorn `log_config=None`, or it adds outputs of its own.
     """
-    out = stream if stream is not None else sys.stdout
+    # Python has no stdout at all when it was started with that descriptor closed (F79).
+    out = stream or sys.stdout or io.StringIO()
     pretty = format == "pretty" or (format == "auto" and out.isatty())
     render: Processor = structlog.dev.ConsoleRenderer(colors=out.isatty()) if pretty else _json
     shared: list[Processor] = [
@@ -118,6 +129,7 @@ def configure(
         _masked,
     ]
     sink = LineSink(out, lambda lost: _say(render, "log lines dropped", lost), room=room)
+    former = structlog.get_config() if structlog.is_configured() else None
     structlog.configure(
         processors=[*shared, render],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
@@ -130,13 +142,13 @@ def configure(
     target.setFormatter(
         structlog.stdlib.ProcessorFormatter(foreign_pre_chain=foreign, processors=[strip, render], keep_exc_info=False)
     )
-    logs = Logs(sink, target)
+    logs = Logs(sink, target, former)
     logging.getLogger().setLevel(_LEVELS[level])
     for name in _OWN_SINKS:
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
-    for name in _QUIET:
-        logging.getLogger(name).setLevel(max(logging.WARNING, _LEVELS[level]))
+    for name, least in _QUIET.items():
+        logging.getLogger(name).setLevel(max(least, _LEVELS[level]))
     return logs
 
 

@@ -22,6 +22,7 @@ from runtime.telemetry.readings import Reading, Readings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from actors.ports import Offload
     from actors.residency.model import ModelKey
     from runtime.telemetry.fanout import Wants
 
@@ -55,14 +56,19 @@ class _Series:
         self.last_use = -1.0
 
 
-def _nothing(_name: str) -> str:
+def _nothing(_request: str) -> str:
     return ""
+
+
+def _nowhere(_load: str) -> tuple[str, str]:
+    return "", ""
 
 
 class Metrics:
     """Counts facts. Subscribe it before the spans: an exemplar needs the request's trace while it is open.
 
-    `reading` is called at scrape time; `sampled` and `load_trace` give the trace id of a recorded request or load.
+    `reading` is called at scrape time; `sampled` gives the trace id of a recorded request,
+    `load_trace` trace and span id of a recorded load.
     A model gets a label when the catalog admits it (or `admit`), at most `limit` of them; all else is `(other)`.
     """
 
@@ -85,8 +91,8 @@ class Metrics:
         version: str,
         reading: Callable[[], Reading] = Reading,
         sampled: Callable[[str], str] = _nothing,
-        load_trace: Callable[[str], str] = _nothing,
-        limit: int = 2_000,
+        load_trace: Callable[[str], tuple[str, str]] = _nowhere,
+        limit: int = 1_000,
     ) -> None:
         self.registry = CollectorRegistry()
         self._sampled = sampled
@@ -101,7 +107,8 @@ class Metrics:
         self._table = Families(self.registry)
         self._other = self._series[OTHER] = _Series(self._table, OTHER)
         self._table.build.labels(version, platform.python_version()).set(1)
-        self.registry.register(Readings(reading, self))
+        self._readings = Readings(reading, self)
+        self.registry.register(self._readings)
 
     # -- labels --------------------------------------------------------------------------------------
 
@@ -214,7 +221,7 @@ class Metrics:
             series.last_use = -1.0  # a gap ends where the resident did
         label = self.label(event.model)
         child = self._table.load_duration.labels(label, event.source.value, event.tier.value, event.trigger.value)
-        child.observe(event.seconds, _exemplar(self._load_trace(event.load)))
+        child.observe(event.seconds, _exemplar(self._load_trace(event.load)[0]))
 
     def _load_failed(self, event: e.LoadFailed) -> None:
         self._load_ended(event)
@@ -279,8 +286,24 @@ class Metrics:
 
     # -- exposition ----------------------------------------------------------------------------------
 
+    def look(self) -> None:
+        """Take the reading that the next page shows, on the loop's thread."""
+        self._readings.look()
+
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """The metrics page and its content type: OpenMetrics with exemplars if `accept` asks, else Prometheus text."""
+        """The metrics page and its content type: OpenMetrics with exemplars if `accept` asks, else Prometheus text.
+
+        Spelling it takes about a millisecond per busy model; `page` does that away from the loop.
+        """
+        self.look()
+        return self._spell(accept)
+
+    async def page(self, accept: str, offload: Offload) -> tuple[bytes, str]:
+        """The same; the reading is taken here and now, the spelling is done elsewhere."""
+        self.look()
+        return await offload(self._spell, accept)
+
+    def _spell(self, accept: str) -> tuple[bytes, str]:
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 

@@ -73,20 +73,24 @@ class Readings(Collector):
 
     def __init__(self, reading: Callable[[], Reading], counted: Counted) -> None:
         self._reading = reading
+        self._latest = Reading()
         self._counted = counted
 
     def describe(self) -> Iterator[Metric]:
         """The families, without asking the server: it is not there yet when this is registered."""
         return self._families(Reading())
 
-    def collect(self) -> Iterator[Metric]:
-        """One look; should it fail, the page comes without it, and says so in the log."""
+    def look(self) -> None:
+        """Take the reading that the next pages show; should it fail, they come without it, and the log says so."""
         try:
-            reading = self._reading()
+            self._latest = self._reading()
         except Exception:  # noqa: BLE001  a scrape that fails hides every other metric too
             _log.exception("the reading for /metrics failed")
-            reading = Reading()
-        return self._families(reading)
+            self._latest = Reading()
+
+    def collect(self) -> Iterator[Metric]:
+        """The families as of the last look; safe away from the loop, since nobody else is asked."""
+        return self._families(self._latest)
 
     def _counters_of_the_hit_path(self) -> Iterator[Metric]:
         about = "Time of answered requests by phase; load_wait only where one waited."

@@ -74,6 +74,8 @@ class LineSink:
                 self._told = self._dropped
             if texts:
                 self._write(texts)
+        if self._fd is not None:
+            os.close(self._fd)
 
     def _write(self, texts: list[str]) -> None:
         if self._dead:
@@ -95,13 +97,14 @@ class LineSink:
 
 
 def _descriptor(stream: TextIO) -> int | None:
-    """The file descriptor below, if any.
+    """A descriptor of our own for what is below the stream, if anything is.
 
     Written to past the stream's buffer: a thread that hangs inside the buffer's lock aborts the interpreter at exit.
+    Our own, so that a closed stdout whose number is given to a socket gets no log lines.
     """
     try:
         stream.flush()
-        return stream.fileno()
+        return os.dup(stream.fileno())
     except (OSError, ValueError, AttributeError):
         return None
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import threading
 import timeit
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -33,19 +35,21 @@ from tests.runtime.telemetry.samples import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from actors.events import Event
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-def counted(*events: Event, reading: Reading | None = None, limit: int = 2_000) -> Metrics:
+def counted(*events: Event, reading: Reading | None = None, limit: int = 1_000) -> Metrics:
     """Metrics that know the sample models and have seen these events."""
     metrics = Metrics(
         version="1.2.3",
         reading=lambda: reading or Reading(),
         sampled=lambda request: TRACE if request == "traced" else "",
-        load_trace=lambda load: TRACE if load == "traced" else "",
+        load_trace=lambda load: (TRACE, "") if load == "traced" else ("", ""),
         limit=limit,
     )
     metrics.admit("resnet")
@@ -54,6 +58,7 @@ def counted(*events: Event, reading: Reading | None = None, limit: int = 2_000) 
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    metrics.look()
     return metrics.registry.get_sample_value(name, labels)
 
 
@@ -198,6 +203,26 @@ def test_a_reading_that_fails_does_not_take_the_page_along(caplog: pytest.LogCap
     assert "the actor is gone" in caplog.text
 
 
+async def test_the_page_can_be_spelled_away_from_the_loop():
+    """The reading is taken on the loop's thread, where the actors are; only the spelling leaves it."""
+    threads: dict[str, int] = {}
+
+    def reading() -> Reading:
+        threads["reading"] = threading.get_ident()
+        return Reading(mailboxes={"a": 5})
+
+    async def offload(work: Callable[[str], tuple[bytes, str]], accept: str) -> tuple[bytes, str]:
+        def noted() -> tuple[bytes, str]:
+            threads["spelling"] = threading.get_ident()
+            return work(accept)
+
+        return await anyio.to_thread.run_sync(noted)
+
+    body, _ = await Metrics(version="0", reading=reading).page("", offload)
+    assert b'foreload_actor_mailbox_depth{actor="a"} 5.0' in body
+    assert threads["reading"] == threading.get_ident() != threads["spelling"]
+
+
 def test_prometheus_text_parses_and_names_follow_the_rules():
     """The plain format is valid; every name has our prefix, counters end in _total, no unit but seconds and bytes."""
     body, content_type = counted(*one_of_each()).exposition("text/plain")
@@ -258,6 +283,7 @@ def test_every_metric_stands_in_the_documentation_with_its_labels():
         *one_of_each(), evicted("E9", leaked=1), load_started("L9"), finished("r9", load_wait=1.0), reading=reading
     )
     metrics.observe_lag(0.001)
+    metrics.look()
     found: dict[str, set[str]] = {}
     for family in metrics.registry.collect():
         if family.name.startswith("process_"):
