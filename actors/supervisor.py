@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
-from actors.actor import STOP, Actor, Envelope, Ref
+from actors.actor import STOP, Actor, Envelope, Ref, Reply
 from actors.errors import ActorStopped
 from actors.events import ActorRestarted
 
@@ -79,9 +79,9 @@ class Supervisor:
         for ref in reversed(self._refs):
             if ref.mailbox.closed:
                 continue
-            done = anyio.Event()
-            ref.mailbox.post(Envelope(STOP, _Ended(done)))
-            await done.wait()
+            done: Reply[None] = Reply()
+            ref.mailbox.post(Envelope(STOP, done))
+            await done
             ref.mailbox.close(ActorStopped(f"{ref.name} has stopped"))
 
     async def _keep(self, ref: Ref[M], build: Callable[[], Actor[M]]) -> None:
@@ -115,18 +115,3 @@ class Supervisor:
     def __repr__(self) -> str:
         alive = sum(ref.owner is not None for ref in self._refs)
         return f"<Supervisor {alive}/{len(self._refs)} actors alive>"
-
-
-class _Ended:
-    """A reply that sets an event, whichever way the stop is answered."""
-
-    def __init__(self, done: anyio.Event) -> None:
-        self._done = done
-
-    def settle(self, _value: object) -> bool:
-        self._done.set()
-        return True
-
-    def refuse(self, _error: Exception) -> bool:
-        self._done.set()
-        return True

@@ -49,7 +49,9 @@ class Resident:
         return not self.leases and not self.adopted
 
     def __repr__(self) -> str:
-        marks = f" leases={len(self.leases)}" + (" pinned" if self.pinned else "") + (" adopted" if self.adopted else "")
+        marks = (
+            f" leases={len(self.leases)}" + (" pinned" if self.pinned else "") + (" adopted" if self.adopted else "")
+        )
         return f"<{self.key} {self.state} {self.size} B{marks}>"
 
 

@@ -29,11 +29,13 @@ def lru(row: Resident, _now: float, _outlook: Outlook) -> float:
     return row.last_used
 
 
-POLICIES: Mapping[str, Score] = MappingProxyType({
-    "lru": lru,
-    # The same order; what differs is that its residents also leave by themselves when idle for `ttl_idle`.
-    "lru_ttl": lru,
-})
+POLICIES: Mapping[str, Score] = MappingProxyType(
+    {
+        "lru": lru,
+        # The same order; what differs is that its residents also leave by themselves when idle for `ttl_idle`.
+        "lru_ttl": lru,
+    }
+)
 
 
 def order(row: Resident, score: Score, now: float, outlook: Outlook) -> tuple[int, float, float, int, str]:

@@ -54,7 +54,7 @@ class Quarantine:
         """Count a failure; returns the back-off in seconds."""
         known = self._breakers.pop(fingerprint, None)
         failures = known.failures + 1 if known else 1
-        pause = min(self._first * 2 ** min(failures - 1, 62), self._limit)
+        pause = min(self._first * 2.0 ** min(failures - 1, 62), self._limit)
         self._breakers[fingerprint] = _Breaker(failures, now + pause, code, cause)
         while len(self._breakers) > self._size:
             self._breakers.popitem(last=False)

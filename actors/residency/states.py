@@ -36,18 +36,20 @@ class Move(StrEnum):
     FORGET = "forget"
 
 
-MOVES: Mapping[tuple[State, Move], State] = MappingProxyType({
-    (State.ABSENT, Move.RESERVE): State.LOADING,
-    (State.ABSENT, Move.ADOPT): State.RESIDENT,
-    (State.LOADING, Move.COMMIT): State.RESIDENT,
-    # An aborted load still occupies its bytes until they are observed free.
-    (State.LOADING, Move.ABORT): State.UNLOADING,
-    (State.RESIDENT, Move.DRAIN): State.DRAINING,
-    (State.RESIDENT, Move.RETIRE): State.UNLOADING,
-    (State.DRAINING, Move.RESUME): State.RESIDENT,
-    (State.DRAINING, Move.RETIRE): State.UNLOADING,
-    (State.UNLOADING, Move.FORGET): State.ABSENT,
-})
+MOVES: Mapping[tuple[State, Move], State] = MappingProxyType(
+    {
+        (State.ABSENT, Move.RESERVE): State.LOADING,
+        (State.ABSENT, Move.ADOPT): State.RESIDENT,
+        (State.LOADING, Move.COMMIT): State.RESIDENT,
+        # An aborted load still occupies its bytes until they are observed free.
+        (State.LOADING, Move.ABORT): State.UNLOADING,
+        (State.RESIDENT, Move.DRAIN): State.DRAINING,
+        (State.RESIDENT, Move.RETIRE): State.UNLOADING,
+        (State.DRAINING, Move.RESUME): State.RESIDENT,
+        (State.DRAINING, Move.RETIRE): State.UNLOADING,
+        (State.UNLOADING, Move.FORGET): State.ABSENT,
+    }
+)
 
 
 class IllegalMove(RuntimeError):
