@@ -1,0 +1,1 @@
+"""Device workers as the front sees them: port, ring, control channel, processes. No torch here."""

@@ -12,8 +12,8 @@ import socket
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio import to_thread
 import msgspec
+from anyio import to_thread
 
 from actors.errors import WorkerDied
 from runtime.workers.channel import FrontChannel, WorkerSetup

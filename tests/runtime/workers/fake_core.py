@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from actors.errors import ForeloadError
 
 
-class Cancelled(Exception):
+class CancelledError(Exception):
     """The load was told to stop, and undid itself."""
 
 
-class Fatal(RuntimeError):
+class FatalError(RuntimeError):
     """The device can't go on."""
 
     fatal = True
@@ -157,37 +158,72 @@ class FakeCore:
         if word == b"!crash":
             raise RuntimeError("a bug")
         self.queue.popleft()
-        answer: Answer | ForeloadError = Answer(b"", None, Timings())
-        match word:
-            case b"!fatal":
-                raise Fatal("the device is gone")
-            case b"!once":
-                call.done(BadTensor("answered before the bug"))
-                raise RuntimeError("a bug that passes")
-            case b"!signal":
-                os.kill(os.getpid(), int(rest))
-            case b"!exit":
-                os._exit(int(rest))
-            case b"!gate":
-                await_gate({"gate": rest.decode()}, lambda: False)
-            case b"!big":
-                answer = Answer(bytes(int(rest)), None, Timings())
-            case b"!error":
-                answer = BadTensor("shape", model=call.key, detail={"got": 3}, retry_after=1.5)
-            case b"!longwinded":
-                answer = BadTensor("x" * 5_000_000, model=call.key)
-            case b"!env":
-                answer = Answer(json.dumps(dict(os.environ)).encode(), None, Timings())
-            case b"!facts":
-                answer = Answer(json.dumps(facts(self)).encode(), None, Timings())
-            case b"!thread":
-                threading.Thread(target=call.done, args=(Answer(b"elsewhere", None, Timings()),)).start()
-                return
-            case _:
-                call.body[:1] = bytes(call.body[:1])  # the slot is writable, as torch wants it
-                answer = Answer(bytes(call.body), call.json_length, Timings(queue=1, infer=2, encode=3, decode=4))
+        if word == b"!thread":
+            threading.Thread(target=call.done, args=(say(b"elsewhere"),)).start()
+            return
+        if word == b"!once":
+            call.done(BadTensor("answered before the bug"))
+            raise RuntimeError("a bug that passes")
+        if word in DEEDS:
+            DEEDS[word](rest.decode())
+        answer = self.answer(word, rest, call)
         call.done(answer)
         call.done(answer)  # a core that answers twice must not answer someone else's call
+
+    def answer(self, word: bytes, rest: bytes, call: Submission) -> Answer | ForeloadError:
+        match word:
+            case b"!big":
+                return say(bytes(int(rest)))
+            case b"!error":
+                return BadTensor("shape", model=call.key, detail={"got": 3}, retry_after=1.5)
+            case b"!longwinded":
+                return BadTensor("x" * 5_000_000, model=call.key)
+            case b"!env":
+                return say(json.dumps(dict(os.environ)).encode())
+            case b"!facts":
+                return say(json.dumps(facts(self)).encode())
+            case _:
+                call.body[:1] = bytes(call.body[:1])  # the slot is writable, as torch wants it
+                return Answer(bytes(call.body), call.json_length, Timings(queue=1, infer=2, encode=3, decode=4))
+
+
+def say(body: bytes) -> Answer:
+    """An answer without a JSON part."""
+    return Answer(body, None, Timings())
+
+
+def give_up(_: str) -> None:
+    """End as a poisoned device would."""
+    raise FatalError("the device is gone")
+
+
+def read_truncated(path: str) -> None:
+    """Map a file, cut it, read it: the kernel answers with SIGBUS."""
+    Path(path).write_bytes(bytes(1 << 16))
+    with Path(path).open("r+b") as file, mmap.mmap(file.fileno(), 1 << 16) as mapped:
+        file.truncate(0)
+        mapped[1 << 15]
+
+
+def scribble(_: str) -> None:
+    """Send what no worker may send, on the doorbell."""
+    os.write(json.loads(sys.orig_argv[-1])["bell_fd"], b"garbage")
+
+
+def babble(_: str) -> None:
+    """Send what no worker may send, on the control socket."""
+    os.write(json.loads(sys.orig_argv[-1])["control_fd"], b"\xff\xff\xff\xff")
+
+
+DEEDS: dict[bytes, Callable[[str], object]] = {
+    b"!fatal": give_up,
+    b"!signal": lambda number: os.kill(os.getpid(), int(number)),
+    b"!exit": lambda code: os._exit(int(code)),
+    b"!gate": lambda gate: await_gate({"gate": gate}, lambda: False),
+    b"!truncate": read_truncated,
+    b"!scribble": scribble,
+    b"!babble": babble,
+}
 
 
 def await_gate(config: dict[str, object], cancelled: Callable[[], bool]) -> None:
@@ -197,7 +233,7 @@ def await_gate(config: dict[str, object], cancelled: Callable[[], bool]) -> None
         gate.with_suffix(".started").touch()
     while not gate.exists():
         if cancelled():
-            raise Cancelled
+            raise CancelledError
         time.sleep(0.002)
 
 
@@ -210,7 +246,7 @@ def facts(core: FakeCore) -> dict[str, object]:
         "session": os.getsid(0),
         "argv": sys.orig_argv,
         "torch": "torch" in sys.modules,
-        "fds": sorted(os.listdir("/proc/self/fd")),
+        "fds": sorted(str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.exists()),
         "allow": core.allow,
         "threads": core.threads,
         "device": core.device,

@@ -100,5 +100,5 @@ KINDS = {"process": process_worker, "thread": thread_worker}
 async def eventually(holds: Callable[[], object], within: float = 10.0) -> None:
     """Wait until `holds()`; fail after `within` seconds."""
     with anyio.fail_after(within):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - another process sets no event
             await anyio.sleep(0.005)
