@@ -120,9 +120,8 @@ class CorePort(Protocol):
         """Take a call; `done` is told once, from any thread. Raises `ForeloadError` instead."""
         ...
 
-    @property
-    def pending(self) -> bool:
-        """Is there anything for `step`?"""
+    def due(self) -> float | None:
+        """Seconds until `step` has something to run: 0 now, more while a batch fills, None without calls."""
         ...
 
     def step(self) -> None:
@@ -191,7 +190,7 @@ class DeviceLoop:
         self._thread = threading.get_ident()
         failed = 0
         while not self._ending.is_set():
-            for bell in self._inbox.wait(0 if self._core.pending else None):
+            for bell in self._inbox.wait(self._core.due()):
                 if isinstance(bell, SkipBell):
                     self._skip(bell)
                 else:
@@ -203,7 +202,8 @@ class DeviceLoop:
         return True
 
     def _step(self) -> bool:
-        if not self._core.pending:
+        due = self._core.due()
+        if due is None or due > 0:
             return True
         try:
             self._core.step()

@@ -148,9 +148,8 @@ class FakeCore:
         self.queue.append(submission)
         return submission
 
-    @property
-    def pending(self) -> bool:
-        return bool(self.queue)
+    def due(self) -> float | None:
+        return 0.0 if self.queue else None
 
     def step(self) -> None:
         call = self.queue[0]

@@ -279,6 +279,7 @@ async def test_many_answers_come_in_few_packets() -> None:
         tasks = [asyncio.create_task(pair.front.call(Call("m", b"%d" % n))) for n in range(64)]
         for call in await calls(pair, 64):
             pair.worker.answer(call.slot, call.generation, Answer(bytes(call.body), None, Timings()))
+            call.body.release()
         pair.worker.flush()
         pair.front._on_bell()
         assert pair.front.busy == 0
