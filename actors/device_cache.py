@@ -29,7 +29,8 @@ class DeviceCache(TierCache):
     """Owns one device's ledger.
 
     `keeps_host` says that a resident goes on using the host copy. `host_ceiling` (bytes) is the most that the host tier
-    could hold of one model: what does not fit there can never come here.
+    could hold of one model: what does not fit there can never come here. `host_tickets` is given by whoever builds the
+    incarnations, because the leases it names live on in the host's books when this actor crashes.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class DeviceCache(TierCache):
         host: Ref[m.Command],
         keeps_host: bool,
         host_ceiling: int,
+        host_tickets: dict[ModelKey, Ticket],
         clock: Clock,
         emit: Emit,
         score: Score | None = None,
@@ -49,7 +51,7 @@ class DeviceCache(TierCache):
         self._host = host
         self._keeps_host = keeps_host
         self._host_ceiling = host_ceiling
-        self._host_tickets: dict[ModelKey, Ticket] = {}
+        self._host_tickets = host_tickets
 
     def _admit(self, model: Model, now: float) -> None:
         if model.footprint.host > self._host_ceiling:
@@ -83,17 +85,30 @@ class DeviceCache(TierCache):
         self._host.tell(m.Upgrade(wish.key, wish.trigger, wish.request))
 
     def _adopted(self, row: Resident) -> None:
-        if not self._keeps_host:
-            return
+        if self._keeps_host and row.key not in self._host_tickets:
+            self._hold(row)
+
+    def _rehold(self) -> None:
+        for row in self.ledger.rows():
+            if self._host_tickets.pop(row.key, None) is not None:
+                self._hold(row)
+
+    def _hold(self, row: Resident) -> None:
+        """Lease the host copy of a resident that is here already."""
         ticket = m.new_ticket()
         self._host_tickets[row.key] = ticket
-        ask = m.Acquire(row.model, ticket, f"adopted {row.key}")
+        ask = m.Acquire(row.model, ticket, f"{self.where} holds {row.key}")
 
         async def hold() -> m.Command:
             await self._host.ask(ask)
             return m.Woke(self._clock.now())
 
         self.spawn(hold, failed=lambda _: m.Woke(self._clock.now()))
+
+    def _forgotten_below(self) -> None:
+        for key in tuple(self._host_tickets):
+            if self.ledger.get(key) is None:
+                self._let_go_below(self._host_tickets.pop(key))
 
     def _keep_below(self, key: ModelKey, below: Ticket | None) -> None:
         if below is not None:

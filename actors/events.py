@@ -172,7 +172,10 @@ class LoadCancelled:
 
 @dataclass(frozen=True, slots=True)
 class EvictionStarted:
-    """A victim was chosen. `reason` is room, ttl_idle, ttl, pressure, unload, stop; `load` the load that needs the room."""
+    """A victim leaves. `load` is the load that needs the room, if one does.
+
+    `reason` is room, ttl_idle, ttl, pressure, unload, replaced, out_of_memory or lost (its place ended).
+    """
 
     at: float
     eviction: str
@@ -200,6 +203,18 @@ class Evicted:
     idle: float
     seconds: float
     uses: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A new incarnation found the model on its tier; `in_flight` requests were still using it."""
+
+    at: float
+    device: str
+    tier: Tier
+    model: ModelKey
+    resident: int
+    in_flight: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +293,7 @@ class SubscriberDropped:
 
 @dataclass(frozen=True, slots=True)
 class CatalogChanged:
-    """A model was admitted, changed, or set aside (`state` admitted, pending, rejected) with its reason."""
+    """A model was admitted, changed, or set aside (`state` admitted, pending, rejected, removed) with its reason."""
 
     at: float
     model: str
@@ -317,6 +332,7 @@ Event: TypeAlias = (
     | LoadCancelled
     | EvictionStarted
     | Evicted
+    | Adopted
     | PrefetchSettled
     | PressureChanged
     | WarmSettled

@@ -125,6 +125,11 @@ class Restored(Urgent):
 
 
 @dataclass(frozen=True, slots=True)
+class Rehold(Urgent):
+    """The tier below forgot its leases in a crash: lease again what residents here still use."""
+
+
+@dataclass(frozen=True, slots=True)
 class Drain(Request[int]):
     """Admit no more work; answered with zero when every lease is back. Loads that nobody waits for are given up."""
 
@@ -203,6 +208,7 @@ Command: TypeAlias = (
     | Sampled
     | Lost
     | Restored
+    | Rehold
     | Drain
     | Inventoried
     | InventoryFailed

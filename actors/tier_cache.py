@@ -260,6 +260,8 @@ class TierCache(Actor[m.Command]):
                 self._lost(cause)
             case m.Restored():
                 self._take_stock(0)
+            case m.Rehold():
+                self._rehold()
             case m.Drain():
                 return self._drain()
             case m.Inventoried(held):
@@ -470,7 +472,10 @@ class TierCache(Actor[m.Command]):
         if not self._up:
             return
         claimed = places = 0
+        lost = {wish.key for wish in self.wishes.begun() if wish.lost}
         for wish in self.wishes.queued(now, self._sizes()):
+            if wish.key in lost:
+                continue  # a job of the life before may still touch this model
             if self.wishes.loading >= self.settings.parallel:
                 return
             impatient = wish.urgent and now - wish.since >= self.settings.fairness
@@ -485,7 +490,7 @@ class TierCache(Actor[m.Command]):
                 victims=self.settings.victims,
             )
             waits = self._advance(wish, asking, now)
-            if waits and (impatient or wish.blocked == "room"):
+            if waits and wish.blocked != "pinned" and (impatient or wish.blocked == "room"):
                 # What leaves for this wish, or will, is not for those behind it.
                 claimed += need
                 places += 1
@@ -574,10 +579,10 @@ class TierCache(Actor[m.Command]):
     def _loaded(self, load: str, report: LoadReport, below: Ticket | None) -> None:
         now = self._clock.now()
         wish = self.wishes.under(load)
-        if wish is None or wish.row is None or self.ledger.get(wish.key) is not wish.row:
-            self._let_go_below(below)  # its place ended meanwhile
-            if wish is not None:
-                self.wishes.end(wish)
+        if wish is None or wish.row is None:
+            return
+        if wish.lost:
+            self._after_loss(wish, report, below)
             return
         self._keep_below(wish.key, below)
         self._measured[wish.model.fingerprint] = report.resident
@@ -641,6 +646,9 @@ class TierCache(Actor[m.Command]):
         wish = self.wishes.under(load)
         if wish is None:
             return
+        if wish.lost:
+            self._after_loss(wish, None, None)
+            return
         error = exc if isinstance(exc, ForeloadError) else LoadFailed(f"{wish.key} could not be loaded: {exc}")
         error.model = error.model or wish.model.name
         self._undo(wish, now)
@@ -653,10 +661,9 @@ class TierCache(Actor[m.Command]):
             self._pump(now)
             self._report_drained()
             return
-        if isinstance(error, OutOfMemory) and not wish.retried and self._make_room_after_oom(wish, now):
-            return
+        retry = isinstance(error, OutOfMemory) and not wish.retried and self._make_room_after_oom(wish, now)
         pause = 0.0
-        if isinstance(error, Broken):
+        if isinstance(error, Broken) and not retry:
             pause = self._quarantine.failed(wish.model.fingerprint, code=error.code, cause=error.message, now=now)
             error.retry_after = pause
         else:
@@ -675,6 +682,9 @@ class TierCache(Actor[m.Command]):
                 pause,
             )
         )
+        if retry:
+            self._pump(now)
+            return
         self._refuse_all(wish, error, now)
         self._keep_spared(wish, now)
         self.wishes.end(wish)
@@ -695,15 +705,17 @@ class TierCache(Actor[m.Command]):
             return False
         victim = min(candidates, key=lambda row: order(row, self._score, now, UNKNOWN))
         wish.retried = True
-        self.wishes.requeue(wish)
+        self.wishes.requeue(wish, self._name_load())
         self._retire(victim, "out_of_memory", now, wish)
-        self._pump(now)
         return True
 
     def _load_stopped(self, load: str) -> None:
         now = self._clock.now()
         wish = self.wishes.under(load)
         if wish is None:
+            return
+        if wish.lost:
+            self._after_loss(wish, None, None)
             return
         self._undo(wish, now)
         self._quarantine.gave_up(wish.model.fingerprint)
@@ -773,10 +785,22 @@ class TierCache(Actor[m.Command]):
         self._leaked += leaked
         self.ledger.foreign += leaked
         self._let_go_below(self._below_of(row.key))
+        self._tell_gone(leaving, returned, leaked, now)
+        self._pump(now)
+        self._report_drained()
+
+    def _tell_gone(self, leaving: Leaving, returned: int, leaked: int, now: float) -> None:
+        row = leaving.row
+        if leaving.reason == "cancelled":
+            # It became resident only because the cancellation came too late: for everybody else it never was.
+            self._emit(
+                facts.LoadCancelled(now, leaving.load, self.where, self.tier, row.key, row.trigger, now - leaving.since)
+            )
+            return
         self._emit(
             facts.Evicted(
                 now,
-                eviction,
+                leaving.id,
                 self.where,
                 self.tier,
                 row.key,
@@ -789,8 +813,6 @@ class TierCache(Actor[m.Command]):
                 row.uses,
             )
         )
-        self._pump(now)
-        self._report_drained()
 
     def _evict_broke(self, eviction: str, error: Exception) -> None:
         leaving = next((each for each in self._leaving.values() if each.id == eviction), None)
@@ -942,11 +964,13 @@ class TierCache(Actor[m.Command]):
             row = self.ledger.get(each.model.key)
             if row is None and self.wishes.of(each.model.key) is None:
                 row = self.ledger.adopt(each.model, each.resident, now=now, idle=each.in_flight == 0)
+                self._emit(facts.Adopted(now, self.where, self.tier, row.key, row.size, each.in_flight))
                 self._adopted(row)
             elif row is not None and row.adopted and each.in_flight == 0:
                 row.adopted = False
         if any(row.adopted for row in self.ledger.rows()):
             self._take_stock(ADOPTION_POLL)
+        self._forgotten_below()
         recover, self._recover = self._recover, []
         for model in recover:
             if self.ledger.get(model.key) is None and self.wishes.of(model.key) is None:
@@ -957,18 +981,73 @@ class TierCache(Actor[m.Command]):
         """Everything here is gone: its bytes are back, who used it hears why, and it will be brought back."""
         now = self._clock.now()
         self._up = False
+        for wish in self.wishes.begun():
+            self._lose_load(wish, cause, now)
         rows = sorted(self.ledger.clear(), key=lambda row: row.last_used, reverse=True)
         self._recover = [row.model for row in rows if row.state in {State.RESIDENT, State.DRAINING}]
         self.ledger.foreign -= self._leaked
         self._leaked = 0
-        self._leaving.clear()
+        leaving, self._leaving = self._leaving, {}
         for row in rows:
             self._let_go_below(self._below_of(row.key))
-        died = WorkerDied(f"the worker of {self.where} ended: {cause}", retry_after=1.0)
-        for wish in self.wishes.all():
-            if wish.loading:
-                self._refuse_all(wish, died, now)
+            self._lose_resident(row, leaving.get(row.key), now)
         self._report_drained()
+
+    def _lose_load(self, wish: Wish, cause: str, now: float) -> None:
+        """Its job will still report, but there is nothing left that it could report about."""
+        if wish.lost:
+            return
+        wish.lost = True
+        row, took = wish.row, now - wish.started
+        if row is not None and self.ledger.get(wish.key) is row:
+            if row.state is State.LOADING:
+                self.ledger.abort(wish.key, now=now)
+            self.ledger.forget(wish.key)
+        if wish.given_up:
+            self._quarantine.gave_up(wish.model.fingerprint)
+            self._emit(facts.LoadCancelled(now, wish.load, self.where, self.tier, wish.key, wish.trigger, took))
+            return
+        died = WorkerDied(f"the worker of {self.where} ended: {cause}", model=wish.model.name)
+        died.retry_after = self._quarantine.failed(wish.model.fingerprint, code=died.code, cause=died.message, now=now)
+        self._emit(
+            facts.LoadFailed(
+                now,
+                wish.load,
+                self.where,
+                self.tier,
+                wish.key,
+                wish.trigger,
+                died.code,
+                died.message,
+                took,
+                died.retry_after,
+            )
+        )
+        self._refuse_all(wish, died, now)
+        self.wishes.give_up(wish)
+        assert wish.job is not None
+        wish.job.cancel()
+
+    def _lose_resident(self, row: Resident, leaving: Leaving | None, now: float) -> None:
+        for ticket, since in row.leases.items():
+            self._emit(facts.LeaseReleased(now, self.where, row.key, ticket, now - since))
+        if leaving is None or row.state is State.DRAINING:
+            leaving = Leaving(self._name_eviction(), row, "lost", now)
+            self._emit(facts.EvictionStarted(now, leaving.id, self.where, self.tier, row.key, "lost"))
+        self._tell_gone(leaving, row.size, 0, now)
+
+    def _after_loss(self, wish: Wish, report: LoadReport | None, below: Ticket | None) -> None:
+        """The job of a load that was lost with its place has ended."""
+        self.wishes.end(wish)
+        now = self._clock.now()
+        if report is not None and self.ledger.get(wish.key) is None:
+            # It ran on into the next life of the place, so there it is.
+            row = self.ledger.adopt(wish.model, report.resident, now=now, idle=True)
+            self._emit(facts.Adopted(now, self.where, self.tier, row.key, row.size, 0))
+            self._keep_below(row.key, below)
+        else:
+            self._let_go_below(below)
+        self._pump(now)
 
     def _drain(self) -> int | None:
         now = self._clock.now()
@@ -992,6 +1071,12 @@ class TierCache(Actor[m.Command]):
 
     def _adopted(self, row: Resident) -> None:
         """A resident was found after a crash."""
+
+    def _rehold(self) -> None:
+        """The tier below lost its books."""
+
+    def _forgotten_below(self) -> None:
+        """Let go of copies below that a former incarnation kept for what is not here any more."""
 
     def _keep_below(self, key: ModelKey, below: Ticket | None) -> None:
         """The copy below must stay while this one does."""

@@ -148,6 +148,8 @@ def _choose(candidates: Sequence[Resident], short: int, places: int) -> list[Res
 def _obstacle(ledger: Ledger, asking: Asking, now: float) -> Wait:
     """Name what is in the way, the most transient first, and when it may end."""
     rows = [row for row in ledger.rows() if row.state is State.RESIDENT]
+    if asking.need > ledger.budget - sum(row.size for row in rows if row.pinned):
+        return Wait("pinned")  # whatever else ends: only an unpin helps
     young = [end for row in rows if not row.pinned and (end := row.loaded_at + row.model.rules.min_residency) > now]
     if any((row.leases or row.adopted) and not row.pinned for row in rows):
         return Wait("leased", min(young, default=None))

@@ -69,6 +69,8 @@ class Wish:
     kept: bool = False
     """A waiter ran out of the server's patience: the load goes on without it."""
     given_up: bool = False
+    lost: bool = False
+    """The place ended under its load."""
     anticipated: bool = False
     """It began ahead of demand; a demand joining it is a late prefetch."""
     retried: bool = False
@@ -159,9 +161,10 @@ class Wishes:
         wish.row, wish.job, wish.started, wish.blocked = row, job, now, ""
         self._by_load[wish.load] = wish
 
-    def requeue(self, wish: Wish) -> None:
-        """Its load ended without success and may be tried once more."""
+    def requeue(self, wish: Wish, load: str) -> None:
+        """Its load ended without success and may be tried once more, under another name."""
         self._by_load.pop(wish.load, None)
+        wish.load = load
         wish.row = wish.job = None
 
     def give_up(self, wish: Wish) -> None:
@@ -210,6 +213,10 @@ class Wishes:
     def all(self) -> list[Wish]:
         """Every live wish."""
         return list(self._by_key.values())
+
+    def begun(self) -> list[Wish]:
+        """Wishes whose loads are under way, given-up ones included."""
+        return list(self._by_load.values())
 
     @property
     def loading(self) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from actors.errors import CorruptWeights, ForeloadError, OutOfMemory
+from actors.errors import CorruptWeights, ForeloadError, OutOfMemory, WorkerDied
 from actors.ports import EvictReport, Held, LoadReport, MemorySample
 from actors.residency.model import Model, ModelKey, Tier
 
@@ -58,6 +58,7 @@ class SimulatedPlace:
     evictions: int = 0
     most: int = 0
     most_at_once: int = 0
+    life: int = 0
     _rng: random.Random = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -80,16 +81,20 @@ class SimulatedPlace:
         self.most = max(self.most, self.used)
         self.most_at_once = max(self.most_at_once, len(self.moving))
         seconds = self.costs.load(size, self._rng)
+        life = self.life
         try:
             await anyio.sleep(seconds / 2)
+            self._still(life)
             if (error := self.fault(model)) is not None:
                 raise error
             await anyio.sleep(seconds / 2)
+            self._still(life)
         except BaseException:
             # Undoing takes time too, and is not interrupted.
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(self.costs.evict)
-            del self.moving[model.key]
+            if life == self.life:
+                del self.moving[model.key]
             raise
         del self.moving[model.key]
         self.held[model.key] = (model, size)
@@ -106,8 +111,10 @@ class SimulatedPlace:
         self.evictions += 1
         _, size = self.held.pop(key)
         self.moving[key] = size
+        life = self.life
         with anyio.CancelScope(shield=True):
             await anyio.sleep(self.costs.evict)
+        self._still(life)
         del self.moving[key]
         return EvictReport(size)
 
@@ -121,16 +128,24 @@ class SimulatedPlace:
         if key not in self.held:
             raise ContractBroken(f"inference on {key}, which is not here")
         self.in_flight[key] = self.in_flight.get(key, 0) + 1
+        life = self.life
         try:
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(seconds)
+            self._still(life)
             if key not in self.held:
                 raise ContractBroken(f"{key} left during an inference")
         finally:
-            self.in_flight[key] -= 1
+            if life == self.life:
+                self.in_flight[key] -= 1
+
+    def _still(self, life: int) -> None:
+        if life != self.life:
+            raise WorkerDied("the simulated place ended")
 
     def lose(self) -> None:
-        """The place ends, like a killed process: everything in it is gone."""
+        """The place ends, like a killed process: everything in it is gone, and who waits for it hears of it."""
+        self.life += 1
         self.held.clear()
         self.moving.clear()
         self.in_flight.clear()

@@ -48,6 +48,8 @@ def prove(events: Iterable[f.Event], capacity: Mapping[str, int], *, finished: b
             case f.EvictionStarted():
                 held = [t for (where, t), key in leases.items() if where == event.device and key == event.model]
                 assert not held, f"evicted under lease {held}: {event}"
+            case f.Adopted():
+                used[event.device][event.model] = event.resident
             case f.ActorRestarted():
                 raise AssertionError(f"an actor crashed: {event.actor}: {event.cause}")
             case f.Evicted():

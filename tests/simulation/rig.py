@@ -11,6 +11,7 @@ import anyio
 from actors import messages as m
 from actors.clock import LoopClock
 from actors.device_cache import DeviceCache
+from actors.events import ActorRestarted
 from actors.host_cache import HostCache
 from actors.lease import Lease
 from actors.messages import new_ticket
@@ -136,7 +137,14 @@ async def rig(
     host_place = SimulatedPlace(host, Tier.DISK, host_costs, seed + 1)
     device_limits = Settings(capacity=device, **(settings or {}))  # type: ignore[arg-type]
     host_limits = Settings(capacity=host, **{"parallel": 1, "shortest_first": True, **(host_settings or {})})  # type: ignore[arg-type]
-    async with Supervisor(emit=events.append, clock=clock, intensity=intensity) as supervisor:
+    host_tickets: dict[ModelKey, Ticket] = {}
+
+    def emit(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, ActorRestarted) and event.actor == "host":
+            device_ref.tell(m.Rehold())
+
+    async with Supervisor(emit=emit, clock=clock, intensity=intensity) as supervisor:
         host_ref = supervisor.start(
             "host", lambda: CheckedHost(host_limits, residence=host_place, clock=clock, emit=events.append)
         )
@@ -149,6 +157,7 @@ async def rig(
                 host=host_ref,
                 keeps_host=keeps_host,
                 host_ceiling=host,
+                host_tickets=host_tickets,
                 clock=clock,
                 emit=events.append,
             ),
