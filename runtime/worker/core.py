@@ -71,7 +71,8 @@ class Core:
     def __init__(self, device: str, allow: tuple[str, ...] = (), threads: int = 1) -> None:
         """`device` is `cpu:0` or `cuda:1`; `allow` names modules that builders may call; `threads` per forward."""
         torch.set_num_threads(threads)
-        self._device = torch.device(device)
+        # Not `cpu:0`: torch takes that for another device than `cpu`, and would copy each input to reach it.
+        self._device = torch.device("cpu" if device.startswith("cpu") else device)
         self._cuda = CudaDevice(self._device) if self._device.type == "cuda" else None
         self._allow = allow
         self._mounts: dict[str, Mount] = {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Iterable, Sequence
 
 _ROLLUP = Path("/proc/self/smaps_rollup")
@@ -48,6 +49,13 @@ def trim() -> None:
 def resident_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes that tensors cover, each object counted once, so tied weights count once."""
     return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in tensors}.values())
+
+
+def surviving(references: Sequence[tuple[weakref.ref[torch.Tensor], int]]) -> int:
+    """Bytes of tensors, given as weak references with their sizes, that are still alive after cycles are collected."""
+    if any(reference() is not None for reference, _ in references):
+        gc.collect()
+    return sum(size for reference, size in references if reference() is not None)
 
 
 def _holders(tensor: torch.Tensor) -> int:

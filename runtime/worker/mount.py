@@ -8,18 +8,19 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from runtime.tiers.index import read_index
 from runtime.worker.mapping import Mapping
+from runtime.worker.memory import surviving
 from runtime.worker.skeleton import Skeleton
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    import torch
     from torch import nn
 
-    from runtime.worker.cuda import CudaDevice
     from runtime.worker.engine import Engine
     from runtime.worker.skeleton import Bound
     from runtime.workers.port import LoadSpec
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
 
 class Cancelled(Exception):  # noqa: N818  # a fact, named like the rest of the tree
     """Nobody wants the load any more; everything it had done is undone."""
+
+
+class Uploads(Protocol):
+    """A device with memory of its own; see `cuda.CudaDevice`."""
+
+    def upload(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies on the device, in one allocation."""
+        ...
 
 
 class Steps:
@@ -53,9 +62,7 @@ class Steps:
 class Mount:
     """One fingerprint's weights and module. Any number of keys may use it; `users` counts them."""
 
-    def __init__(
-        self, spec: LoadSpec, factory: Callable[[], nn.Module], steps: Steps, device: CudaDevice | None
-    ) -> None:
+    def __init__(self, spec: LoadSpec, factory: Callable[[], nn.Module], steps: Steps, device: Uploads | None) -> None:
         """Map, build and bind. Raises `ForeloadError`, `Cancelled`, or what the factory raises, and leaves nothing."""
         self.fingerprint = spec.fingerprint
         self.users = 0
@@ -109,7 +116,13 @@ class Mount:
         if not self.warm:  # never warmed up, so never looked at
             self._writes = self._mapping.written() > 0
         self.restore()
-        return bound.leaked()
+        leaked = bound.leaked()
+        if bound is self._host:
+            return leaked
+        resident, references = bound.resident, bound.references()
+        del bound
+        # On a device all tensors share one allocation: whoever keeps one of them keeps everything.
+        return resident if leaked or surviving(references) else 0
 
     def warmed(self) -> None:
         """After the first forward: see whether the module writes its weights, and undo what it wrote."""

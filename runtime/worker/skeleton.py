@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import threading
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -117,6 +118,10 @@ class Bound:
     def __repr__(self) -> str:
         return f"<Bound {len(self.tensors)} tensors {self.resident} B>"
 
+    def references(self) -> list[tuple[weakref.ref[torch.Tensor], int]]:
+        """Weak references to the tensors, with their bytes."""
+        return [(weakref.ref(tensor), tensor.nbytes) for tensor in self.tensors]
+
     def leaked(self) -> int:
         """Bytes that something besides this object holds."""
         return self._watch.leaked()
@@ -139,6 +144,7 @@ class Skeleton:
         self.module = build(factory).eval().requires_grad_(requires_grad=False)
         self.cells = _cells(self.module)
         self._strip()
+        self._recurrent = [one for one in self.module.modules() if isinstance(one, nn.RNNBase)]
         self._empty = [(store, key, cell.like) for cell in self.cells for store, key in cell.places]
 
     def __repr__(self) -> str:
@@ -190,11 +196,15 @@ class Skeleton:
         """Make the module callable: one dict store per place."""
         for store, key, tensor in bound.stores:
             store[key] = tensor
+        for recurrent in self._recurrent:
+            _relink(recurrent)
 
     def evict(self) -> None:
         """Put the placeholders back; the module then refuses to run instead of running on something stale."""
         for store, key, tensor in self._empty:
             store[key] = tensor
+        for recurrent in self._recurrent:
+            _relink(recurrent)
 
     def _match(self, names: Collection[str]) -> list[str | None]:
         """For each cell the key that fills it, None for what the file need not hold."""
@@ -249,7 +259,7 @@ def _cells(module: nn.Module) -> list[Cell]:
 
 
 def _elsewhere(owner: nn.Module) -> Iterator[tuple[Store, Any, torch.Tensor]]:
-    """Tensors that a module holds outside its registries, such as the flat weight list of an LSTM."""
+    """Tensors that a module holds outside its registries, in lists and dicts of its own."""
     for key, value in owner.__dict__.items():
         if key in _OWN:
             continue
@@ -259,6 +269,16 @@ def _elsewhere(owner: nn.Module) -> Iterator[tuple[Store, Any, torch.Tensor]]:
             yield from ((value, at, one) for at, one in enumerate(value) if isinstance(one, torch.Tensor))
         elif isinstance(value, dict):
             yield from ((value, at, one) for at, one in value.items() if isinstance(one, torch.Tensor))
+
+
+def _relink(recurrent: nn.RNNBase) -> None:
+    """Point an LSTM's own list at the weights just stored.
+
+    Left alone, its forward would notice the change and make a new list, which no eviction would know of.
+    """
+    weights = [getattr(recurrent, name) for name in recurrent._flat_weights_names]  # noqa: SLF001  # no public way
+    recurrent._flat_weights = weights  # noqa: SLF001
+    recurrent._flat_weight_refs = [weakref.ref(weight) for weight in weights]  # noqa: SLF001
 
 
 def _counter(cell: Cell) -> bool:

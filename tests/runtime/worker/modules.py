@@ -94,6 +94,36 @@ class Recurrent(nn.Module):
         return self.lstm(x)[0]
 
 
+class Listed(nn.Module):
+    """Holds its weights in a list and a dict of its own, beside the registry."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.order = [self.a.weight, None]
+        self.table = {"bias": self.a.bias}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.order[0].t() + self.table["bias"]
+
+
+class Counting(nn.Module):
+    """Writes a small buffer at each call; with `wide`, a large one that is in no file."""
+
+    def __init__(self, *, wide: bool = False) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("cache", torch.zeros(200, 200), persistent=False)
+        self.wide = wide
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.wide:
+            self.cache += 1
+        return self.a(x) + self.calls + self.cache[0, 0]
+
+
 class Attention(nn.Module):
     """An encoder layer with torch's fused fast path."""
 
@@ -162,13 +192,15 @@ class Summed(nn.Module):
 
 
 class Identity(nn.Module):
-    """Gives its input back, so an answer may view a body."""
+    """Gives its input back, so an answer may view a body, and remembers where it lay."""
 
     def __init__(self) -> None:
         super().__init__()
         self.a = nn.Parameter(torch.zeros(1))
+        self.address = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.address = x.data_ptr()
         return x
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -60,6 +59,7 @@ def binary_body(array: np.ndarray[Any, Any], name: str = "x", datatype: str = "F
             "parameters": {"binary_data_output": True},
         }
     )
+    head += b" " * (-len(head) % 8)  # so that tensors view the body instead of copying out of it
     return memoryview(bytearray(head + array.tobytes())), len(head)
 
 
@@ -113,6 +113,7 @@ SHAPES: dict[str, tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], np.ndarr
         (TensorSpec("y", "FP32", (-1, 4)), TensorSpec("z", "FP32", (-1, 4))),
         np.ones((2, 4), F32),
     ),
+    "Listed": (modules.X4, modules.Y, np.ones((2, 4), F32)),
     "Stubborn": (modules.X4, modules.Y, np.ones((2, 4), F32)),
 }
 
@@ -284,6 +285,33 @@ def test_a_model_that_writes_its_weights_neither_crashes_nor_keeps_state(tmp_pat
         assert got == expected
         core.evict("m@1")
     assert path.read_bytes() == before
+
+
+def test_a_model_that_counts_its_calls_starts_anew_and_keeps_its_pages_shared(tmp_path: Path) -> None:
+    """A small buffer is a private copy: no page of the weights is copied, and each residency counts from the file."""
+    core = new_core()
+    weights = saved(tmp_path / "w.safetensors", randomised(modules.Counting))
+    seen = set()
+    for _ in range(3):
+        core.load(spec_for(weights, "Counting"), never)
+        ask(core, "m@1", np.ones((1, 4), F32))
+        seen.add(ask(core, "m@1", np.ones((1, 4), F32))["y"].tobytes())
+        assert core._mounts["f1"]._mapping.written() == 0
+        core.evict("m@1")
+    assert len(seen) == 1
+
+
+def test_a_model_that_spoils_what_no_file_holds_is_built_again(tmp_path: Path) -> None:
+    """A large non-persistent buffer that was written cannot be restored, so the next load builds it anew."""
+    core = new_core()
+    weights = saved(tmp_path / "w.safetensors", randomised(modules.Counting))
+    spec = spec_for(weights, "Counting", config={"wide": True}, warm_up=False)
+    seen = set()
+    for _ in range(2):
+        assert not core.load(spec, never).reused
+        seen.add(ask(core, "m@1", np.ones((1, 4), F32))["y"].tobytes())
+        core.evict("m@1")
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("at", range(5))
@@ -574,16 +602,28 @@ def test_nothing_views_a_body_once_its_answer_is_told(tmp_path: Path) -> None:
     core.load(spec_for(weights, "Identity"), never)
     array = np.arange(4, dtype=F32).reshape(1, 4)
     body, length = binary_body(array)
+    memory = body.obj
     told: list[Answer | ForeloadError] = []
 
     def done(outcome: Answer | ForeloadError) -> None:
-        gc.collect()
-        body.release()  # raises BufferError while anything views it
+        body.release()
+        memory.append(0)  # raises BufferError while anything views it
         told.append(outcome)
 
     core.submit("m@1", body, length, done)
     core.step()
     assert outputs_of(told[0])["y"].tobytes() == array.tobytes()
+
+
+def test_a_writable_aligned_body_reaches_the_module_without_a_copy(tmp_path: Path) -> None:
+    """From the ring slot to the forward not one byte of a tensor is moved."""
+    core = new_core()
+    weights = saved(tmp_path / "w.safetensors", randomised(modules.Identity))
+    core.load(spec_for(weights, "Identity"), never)
+    body, length = binary_body(np.ones((1, 4), F32))
+    core.submit("m@1", body, length, lambda _: None)
+    core.step()
+    assert core._mounts["f1"].module.address == np.frombuffer(body, np.uint8).ctypes.data + length
 
 
 def test_the_answer_names_model_and_version_from_the_key(tmp_path: Path) -> None:
