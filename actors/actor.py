@@ -271,7 +271,7 @@ class Actor(ABC, Generic[M]):
             except Exception as exc:  # noqa: BLE001 - the actor decides what a failure means
                 message = failed(exc)
         if message is not None:
-            self.me._mailbox.post(Envelope(message), urgent=True)  # noqa: SLF001 - the kernel's own lane
+            self.me.mailbox.post(Envelope(message), urgent=True)
 
     async def live(self, ref: Ref[M]) -> None:
         """Run one incarnation until it is stopped (returns) or crashes (raises)."""

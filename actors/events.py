@@ -8,9 +8,10 @@ Every event carries `at`, loop seconds. A new kind belongs in `Event` too: a `ma
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from actors.residency.model import ModelKey, Ticket, Tier, Trigger
+if TYPE_CHECKING:
+    from actors.residency.model import ModelKey, Ticket, Tier, Trigger
 
 # -- requests ----------------------------------------------------------------------------------------
 
@@ -56,7 +57,7 @@ class LeaseReleased:
 
 @dataclass(frozen=True, slots=True)
 class WaiterJoined:
-    """A ticket waits for a resident; `depth` waiters for that model, itself included. `load` names the load it shares."""
+    """A ticket waits for a resident: `depth` waiters for that model, itself included. `load` is the load it shares."""
 
     at: float
     device: str
@@ -82,7 +83,7 @@ class WaiterLeft:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """An answer was given. `outcome` is ok or an error code; phases in seconds; `batch` is how many shared the forward."""
+    """An answer was given. `outcome` is ok or an error code; phases in seconds; `batch` requests shared the forward."""
 
     at: float
     request: str
@@ -127,7 +128,7 @@ class LoadUpgraded:
 
 @dataclass(frozen=True, slots=True)
 class LoadFinished:
-    """The model is resident; `resident` bytes measured, `steps` phases with seconds, `source` the tier below it came from."""
+    """The model is resident: `resident` bytes measured, `steps` phases with seconds, `source` the tier it came from."""
 
     at: float
     load: str

@@ -6,7 +6,7 @@ Mailbox and ref survive a restart, state does not. More crashes than the intensi
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import anyio
 
@@ -32,8 +32,8 @@ class SupervisionFailed(RuntimeError):
 
 def one_line(exc: BaseException) -> str:
     """An exception, or the first leaf of a group, as one line for people."""
-    while isinstance(exc, BaseExceptionGroup) and exc.exceptions:
-        exc = exc.exceptions[0]
+    while isinstance(exc, BaseExceptionGroup):
+        exc = cast("BaseExceptionGroup[BaseException]", exc).exceptions[0]  # a group is never empty
     return f"{type(exc).__name__}: {exc}".splitlines()[0]
 
 

@@ -1083,7 +1083,6 @@ class TierCache(Actor[m.Command]):
 
     def _below_of(self, key: ModelKey) -> Ticket | None:
         """The ticket that keeps the copy below, taken out of the books."""
-        return None
 
     def _let_go_below(self, below: Ticket | None) -> None:
         """The copy below may leave."""

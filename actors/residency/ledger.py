@@ -69,7 +69,7 @@ class Ledger:
         """Bytes that residents turned out to need beyond what was reserved for them."""
         self._rows: dict[ModelKey, Resident] = {}
         self._tickets: dict[Ticket, Resident] = {}
-        self._bytes = dict.fromkeys((State.LOADING, State.RESIDENT, State.UNLOADING), 0)
+        self._bytes: dict[State, int] = dict.fromkeys((State.LOADING, State.RESIDENT, State.UNLOADING), 0)
 
     # -- questions -----------------------------------------------------------------------------------
 

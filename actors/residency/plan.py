@@ -91,6 +91,13 @@ def plan(ledger: Ledger, asking: Asking, *, score: Score, now: float, outlook: O
     short, places = _shortage(ledger, asking)
     if short <= 0 and places <= 0:
         return Load()
+    return _make_room(ledger, asking, short, places, score=score, now=now, outlook=outlook)
+
+
+def _make_room(
+    ledger: Ledger, asking: Asking, short: int, places: int, *, score: Score, now: float, outlook: Outlook
+) -> Load | Wait:
+    """Name the residents that have to leave for so many bytes and places, or what is in the way."""
     if not asking.may_evict:
         return Wait("full")
     candidates = sorted(
