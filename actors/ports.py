@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from actors.events import Event
     from actors.residency.model import Model, ModelKey, Tier
@@ -95,6 +95,14 @@ class Offload(Protocol):
 
     async def __call__(self, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `work` and return its result."""
+        ...
+
+
+class Catalog(Protocol):
+    """Where models are described; may block on a disk, so it is only asked from a job."""
+
+    async def refresh(self) -> Mapping[str, tuple[Model, ...]]:
+        """Look again, and return every model that is served now: by name, the lowest version first."""
         ...
 
 

@@ -76,6 +76,7 @@ class EventLog:
             e.LoadCancelled: lambda event: self._say_load(self._log.info, "load cancelled", event),
             e.EvictionStarted: lambda event: self._say_load(self._log.debug, "evicting", event),
             e.Evicted: self._evicted,
+            e.Adopted: lambda event: self._say(self._log.warning, "adopted", event),
             e.PrefetchSettled: lambda event: self._say(self._log.debug, "prefetch settled", event),
             e.PressureChanged: self._pressure,
             e.WarmSettled: self._warm,

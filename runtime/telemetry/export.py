@@ -13,6 +13,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 
 if TYPE_CHECKING:
@@ -57,6 +58,19 @@ class Honouring(Sampler):
     def get_description(self) -> str:
         """See `Sampler.get_description`."""
         return f"Honouring{{{self._otherwise.get_description()}}}"
+
+
+class ChosenIds(RandomIdGenerator):
+    """Takes the next root's trace id from whoever opens it, so that an error body can name it before the span exists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coming = 0
+
+    def generate_trace_id(self) -> int:
+        """See `IdGenerator.generate_trace_id`."""
+        chosen, self.coming = self.coming, 0
+        return chosen or super().generate_trace_id()
 
 
 class Losses:
@@ -132,7 +146,10 @@ class Export:
         resource = Resource.create()  # with OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "foreload"}))
-        self._provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
+        self.ids = ChosenIds()
+        self._provider = TracerProvider(
+            sampler=sampler, resource=resource, shutdown_on_exit=False, id_generator=self.ids
+        )
         # Every sampler the environment can name says so unless it ignores parents; then nothing has to be asked.
         self.follows_unsampled = "remoteParentNotSampled:AlwaysOff" in self._provider.sampler.get_description()
         self._provider.sampler = Honouring(self._provider.sampler)

@@ -73,6 +73,7 @@ class Metrics:
     """
 
     IGNORED: ClassVar[Mapping[type, str]] = {
+        e.Adopted: "residents are read at scrape time",
         e.RequestArrived: "counted when it is finished; arrivals per model are the forecaster's",
         e.LeaseReleased: "leases are read at scrape time",
         e.WaiterJoined: "counted by how its wait ends",

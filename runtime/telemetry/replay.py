@@ -58,6 +58,8 @@ class _Books:
                 self._lease(event)
             case e.WorkerLost():
                 self._worker_lost(event)
+            case e.Adopted():
+                self.resident.setdefault((event.device, event.tier), {})[event.model] = event.resident
             case (
                 e.RequestArrived()
                 | e.WaiterJoined()

@@ -72,6 +72,7 @@ class Tally:
     """Counts how requests found their model and what they cost. At most `limit` models; more count in total only."""
 
     IGNORED: ClassVar[Mapping[type, str]] = {
+        e.Adopted: "nobody asked for it then",
         e.RequestArrived: "counted when it is finished",
         e.LeaseReleased: "how long a lease was held says nothing of finding it",
         e.LoadStarted: "only finished loads hold memory that can be used",

@@ -148,6 +148,7 @@ def one_of_each() -> tuple[Event, ...]:
         e.LoadUpgraded(100.1, DEVICE, Tier.DEVICE, KEY, Trigger.PREFETCH, "r1"),
         load_finished("L1"),
         granted("r1", 101.0, result="miss", found=Tier.DISK, waited=1.0, load="L1"),
+        e.Adopted(101.0, DEVICE, Tier.DEVICE, OTHER_KEY, 10, 1),
         e.PrefetchSettled(101.0, DEVICE, KEY, "used", 30.0),
         released(101.1),
         finished("r1", 101.1, load_wait=1.0),

@@ -54,7 +54,7 @@ def told_by(event: e.Event) -> str:
             where = "feed"
         case e.PressureChanged() | e.WarmSettled() | e.WorkerStarted() | e.WorkerLost() | e.ActorRestarted():
             where = "log"
-        case e.CatalogChanged():
+        case e.CatalogChanged() | e.Adopted():
             where = "log"
         case e.SubscriberDropped():
             where = "metrics"

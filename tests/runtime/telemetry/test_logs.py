@@ -343,6 +343,7 @@ def test_events_are_logged_at_the_level_of_what_to_do_about_them():
         ("debug", "evicting"),
         ("info", "evicted"),
         ("warning", "evicted"),
+        ("warning", "adopted"),
         ("error", "actor restarted"),
         ("error", "worker lost"),
         ("info", "drain started"),
