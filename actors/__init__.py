@@ -1,1 +1,1 @@
-"""Floor 2: who may be where, and who decides it. Imports anyio, the standard library and `forecasting` only."""
+"""Which models are where, and who decides it: plain functions, frozen messages, no I/O. Floor 2."""

@@ -10,6 +10,7 @@ import pytest
 from actors.errors import FetchFailed
 from runtime.demo.weights import prepare
 from runtime.demo.wheels import default_cache
+from tests.plugin_real import pytest_runtest_makereport  # noqa: F401  # importing it registers the hook
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,1 +1,1 @@
-"""The books of one tier and every decision about them: plain values and functions, no actor, no clock, no I/O."""
+"""The books of residency: identity, states, ledger, plans, wishes. Pure values and moves, no clock, no I/O."""
