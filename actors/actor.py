@@ -62,6 +62,7 @@ class Reply(Generic[R]):
         if self._future.done():
             return False
         self._future.set_exception(error)
+        self._future.exception()  # looked at: the answer to a mere `tell` is nobody's, and no fault of the loop
         return True
 
     def drop(self) -> None:
@@ -106,6 +107,8 @@ class Mailbox:
         self._urgent: deque[Envelope] = deque()
         self._held: Envelope | None = None
         self.closed = False
+        self.taken = 0
+        """Messages handed out so far: a queue that does not move while this stands still is stuck."""
 
     def post(self, envelope: Envelope, *, urgent: bool = False) -> None:
         """Add a message; refuses its reply at once when the mailbox is closed."""
@@ -123,15 +126,19 @@ class Mailbox:
         """Wait for the next message, urgent ones first."""
         while True:
             if self._urgent:
+                self.taken += 1
                 return self._urgent.popleft()
             if self._held is not None:
                 held, self._held = self._held, None
+                self.taken += 1
                 return held
             # A cancelled receiver must not lose a message: `held` is only ever set from a completed receive.
             self._held = await self._receive.receive()
 
     def close(self, cause: ForeloadError) -> None:
-        """Refuse everything that is left and everything that will come."""
+        """Refuse everything that is left and everything that will come; the first cause counts."""
+        if self.closed:
+            return
         self.closed = True
         left = [*self._urgent, *([self._held] if self._held else [])]
         self._urgent.clear()

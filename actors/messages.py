@@ -77,6 +77,7 @@ class Ensure(Request[None]):
     pin: bool | None = None
     expires: float | None = None
     request: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,10 +60,13 @@ class Supervisor:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         assert self._tasks is not None
+        if exc is None:
+            try:
+                await self.stop()
+            except BaseException as failed:  # noqa: BLE001 - the task group below re-raises it, with what caused it
+                kind, exc, trace = type(failed), failed, failed.__traceback__
         if exc is not None:
             self._tasks.cancel_scope.cancel()
-        else:
-            await self.stop()
         return await self._tasks.__aexit__(kind, exc, trace)
 
     def start(self, name: str, build: Callable[[], Actor[M]]) -> Ref[M]:
@@ -85,6 +88,13 @@ class Supervisor:
             ref.mailbox.close(ActorStopped(f"{ref.name} has stopped"))
 
     async def _keep(self, ref: Ref[M], build: Callable[[], Actor[M]]) -> None:
+        try:
+            await self._incarnate(ref, build)
+        finally:
+            # However it ended: nobody may go on waiting for an answer that no incarnation is left to give.
+            ref.mailbox.close(ActorStopped(f"{ref.name} has stopped"))
+
+    async def _incarnate(self, ref: Ref[M], build: Callable[[], Actor[M]]) -> None:
         crashes: deque[float] = deque(maxlen=self._intensity + 1)
         while True:
             try:

@@ -188,7 +188,12 @@ class TierCache(Actor[m.Command]):
     def lease_now(self, model: Model, ticket: Ticket, request: str) -> str | None:
         """Lease a resident at once; the result word, or None when the mailbox has to decide."""
         row = self.ledger.get(model.key)
-        if row is None or row.state is not State.RESIDENT or row.model.fingerprint != model.fingerprint:
+        if (
+            row is None
+            or row.state is not State.RESIDENT
+            or row.model.fingerprint != model.fingerprint
+            or self._draining
+        ):
             return None
         now = self._clock.now()
         return self._grant(row, ticket, request, now)
@@ -288,6 +293,8 @@ class TierCache(Actor[m.Command]):
 
     def _acquire(self, ask: m.Acquire) -> m.Grant | None:
         now = self._clock.now()
+        if self._draining:
+            raise self._stopping(ask.model)
         row = self.ledger.get(ask.model.key)
         if row is not None and row.state is State.RESIDENT:
             if row.model.fingerprint == ask.model.fingerprint:
@@ -325,7 +332,7 @@ class TierCache(Actor[m.Command]):
     def _admit(self, model: Model, now: float) -> None:
         """Refuse what cannot work, before anything else is disturbed."""
         if self._draining:
-            raise Draining("the server is stopping", model=model.name, retry_after=5.0)
+            raise self._stopping(model)
         need = self._need(model)
         if need > ceiling(self.ledger) or self.ledger.count == 0:
             raise self._never(model, need)
@@ -337,6 +344,10 @@ class TierCache(Actor[m.Command]):
                 detail={"cause": verdict.code, "failures": verdict.failures},
                 retry_after=max(verdict.remaining, 0.001),
             )
+
+    @staticmethod
+    def _stopping(model: Model) -> Draining:
+        return Draining("the server is stopping", model=model.name, retry_after=5.0)
 
     def _never(self, model: Model, need: int, where: str = "", most: int | None = None) -> NeverFits:
         where = where or self.where
@@ -416,7 +427,7 @@ class TierCache(Actor[m.Command]):
                 return
             self._retire(row, "replaced", now)
         self._admit(ask.model, now)
-        wish = self._wish(ask.model, ask.trigger, request=ask.request, now=now)
+        wish = self._wish(ask.model, ask.trigger, priority=ask.priority, request=ask.request, now=now)
         wish.watchers.append(Watcher(self.defer(), ask.trigger, ask.expires, ask.pin))
         self._pump(now)
         if ask.expires is not None:
@@ -984,7 +995,9 @@ class TierCache(Actor[m.Command]):
         for wish in self.wishes.begun():
             self._lose_load(wish, cause, now)
         rows = sorted(self.ledger.clear(), key=lambda row: row.last_used, reverse=True)
-        self._recover = [row.model for row in rows if row.state in {State.RESIDENT, State.DRAINING}]
+        here = [row.model for row in rows if row.state in {State.RESIDENT, State.DRAINING}]
+        # A place that ends again before it came back had nothing to lose, and still owes what it held before.
+        self._recover = here or self._recover
         self.ledger.foreign -= self._leaked
         self._leaked = 0
         leaving, self._leaving = self._leaving, {}

@@ -73,9 +73,7 @@ class WarmState:
 class WarmList(Actor[WarmMessage]):
     """Asks for the entries one after another; `snapshot()` says whether every required one came."""
 
-    def __init__(
-        self, entries: tuple[WarmEntry, ...], *, dispatcher: Ref[Order], clock: Clock, emit: Emit
-    ) -> None:
+    def __init__(self, entries: tuple[WarmEntry, ...], *, dispatcher: Ref[Order], clock: Clock, emit: Emit) -> None:
         super().__init__()
         self._entries = entries
         self._dispatcher = dispatcher

@@ -78,7 +78,7 @@ class Reading:
 
     async def metrics(self, exchange: Exchange) -> None:
         """Prometheus or OpenMetrics text, as `Accept` asks."""
-        text, content_type = self._backend.metrics(exchange.headers.get(b"accept", b"").decode("latin-1"))
+        text, content_type = await self._backend.metrics(exchange.headers.get(b"accept", b"").decode("latin-1"))
         await exchange.reply(200, text, content_type.encode("latin-1"))
 
 

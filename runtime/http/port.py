@@ -125,6 +125,6 @@ class Backend(Protocol):
         """Residency, capacity, leases, hit rates: the body of `/api/v1/state`."""
         ...
 
-    def metrics(self, accept: str) -> tuple[bytes, str]:
+    async def metrics(self, accept: str) -> tuple[bytes, str]:
         """Prometheus or OpenMetrics text, and its content type."""
         ...

@@ -68,6 +68,10 @@ class Views:
         # Last: metrics and log ask for the trace of a request that ends, and the spans forget it then.
         self.emit.subscribe("spans", self.spans.wants())
 
+    def read_from(self, reading: Callable[[], Reading]) -> None:
+        """Take the gauges from here on; whoever knows the actors is built after the views."""
+        self._reading = reading
+
     def _read(self) -> Reading:
         reading = self._reading()
         lost = {**reading.lost, "spans": self.spans.lost}

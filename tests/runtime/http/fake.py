@@ -148,7 +148,7 @@ class FakeBackend:
         self._sync()
         return {"devices": {"cpu:0": {"used": np.int64(5)}}, "pins": frozenset({"echo"})}
 
-    def metrics(self, accept: str) -> tuple[bytes, str]:
+    async def metrics(self, accept: str) -> tuple[bytes, str]:
         self._sync()
         if "openmetrics" in accept:
             return b"# EOF\n", "application/openmetrics-text; version=1.0.0; charset=utf-8"

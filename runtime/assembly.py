@@ -1,0 +1,460 @@
+"""The composition root: the one file that knows every class. Reading it shows the product.
+
+`assemble` builds a server from a configuration; `serve` runs one until it is told to stop.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import structlog
+import uvloop
+
+from actors.clock import LoopClock
+from actors.device_cache import DeviceCache
+from actors.dispatcher import Dispatcher, Refresh
+from actors.events import ActorRestarted, DrainFinished, DrainStarted, RequestFinished, WorkerLost, WorkerStarted
+from actors.host_cache import HostCache
+from actors.messages import Drain, Lost, Rehold, Restored, Sampled
+from actors.residency.model import Footprint, Rules
+from actors.residency.plan import ceiling
+from actors.supervisor import Supervisor
+from actors.tier_cache import Settings, TierCache
+from actors.warm_list import WarmEntry, WarmList
+from runtime.catalog.repository import Repository, Source
+from runtime.catalog.served import Exceptions, ServedModels
+from runtime.catalog.specs import SpecifiedHost
+from runtime.history import History
+from runtime.http.app import create_app
+from runtime.http.auth import Key
+from runtime.http.limits import Limits
+from runtime.http.serve import make_server
+from runtime.inference import Inference
+from runtime.machine import capacity_of, compute_threads
+from runtime.readout import Readout
+from runtime.server import VERSION, ServingBackend
+from runtime.telemetry.logs import configure
+from runtime.telemetry.wiring import Views
+from runtime.tiers.disk import DiskStore
+from runtime.tiers.host import HostStore
+from runtime.tiers.offload import ThreadOffload
+from runtime.tiers.pressure import HostMemory
+from runtime.vitals import Vitals
+from runtime.workers.local import ThreadWorker
+from runtime.workers.process import ProcessWorker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from actors.actor import Ref
+    from actors.messages import Command
+    from actors.residency.model import Model, ModelKey, Ticket
+    from runtime.catalog.record import ModelRecord
+    from runtime.config.schema import Config, Device
+    from runtime.http.app import Front
+    from runtime.http.serve import Server
+    from runtime.telemetry.logs import Logs
+
+CATALOG_POLL: Final = 2.0
+"""Seconds between two looks at the model directories."""
+
+OFFLOAD_THREADS: Final = 16
+STUCK_LOAD_SLACK: Final = 60.0
+FLUSH: Final = 3.0
+
+
+@dataclass(slots=True)
+class Assembly:
+    """A running server's parts."""
+
+    app: Front
+    backend: ServingBackend
+    devices: tuple[Ref[Command], ...]
+    host: Ref[Command]
+    workers: dict[str, ProcessWorker | ThreadWorker]
+    views: Views
+    clock: LoopClock
+
+
+@asynccontextmanager
+async def assemble(config: Config, logs: Logs | None = None) -> AsyncIterator[Assembly]:
+    """Build everything and run it; HTTP is the caller's. Raises `ConfigError` or `OSError` if it can't start."""
+    clock = LoopClock()
+    views = Views(now=clock.now, version=VERSION, otlp=config.telemetry.otlp, logs=logs)
+    emit = views.emit
+    offload = ThreadOffload(OFFLOAD_THREADS)
+    memory = HostMemory()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(_flush, views)
+
+        # The catalogue and the tiers below the devices.
+        repository = Repository(
+            tuple(config.repository), tuple(Source(each.name, each.source, each.version) for each in config.models)
+        )
+        find = _finder(repository)
+        disk = await offload(DiskStore, config.disk.path, config.disk.size)
+        workers: dict[str, ProcessWorker | ThreadWorker] = {}
+
+        async def release(fingerprint: str) -> None:
+            for worker in workers.values():
+                await worker.release_host(fingerprint)
+
+        host_place = SpecifiedHost(HostStore(disk, find, offload, release, config.host.mlock), find, offload)
+
+        # Device workers. They start now and say when they answer; the actors do not wait for them.
+        refs: dict[str, Ref[Command]] = {}
+        for device in config.devices:
+            workers[device.id] = await stack.enter_async_context(
+                _worker(config, device, host_place, refs, clock, views)
+            )
+
+        # The actors.
+        supervisor = await stack.enter_async_context(Supervisor(emit=emit, clock=clock))
+        host_limits = _host_settings(config, capacity_of("host", config.host.memory, memory))
+        host = supervisor.start("host", lambda: HostCache(host_limits, residence=host_place, clock=clock, emit=emit))
+        for device in config.devices:
+            refs[device.id] = supervisor.start(
+                device.id, _device_cache(config, device, memory, workers[device.id], host, host_limits, clock, views)
+            )
+        devices = tuple(refs.values())
+        emit.subscribe("rehold", {ActorRestarted: _rehold(devices)})
+        history = History(lambda fingerprint, seconds: served.measured(fingerprint, seconds))
+        served = ServedModels(
+            repository,
+            rules=Rules(config.policy.ttl_idle, config.policy.ttl, config.policy.min_residency),
+            exceptions=_exceptions(config),
+            offload=offload,
+            clock=clock,
+            emit=emit,
+            forget=_forgetting(views, history),
+        )
+        emit.subscribe("history", history.wants())
+        dispatcher = supervisor.start(
+            "dispatcher",
+            lambda: Dispatcher(
+                devices,
+                catalog=served,
+                clock=clock,
+                unknown_ttl=config.policy.unknown_names.ttl,
+                unknown_size=config.policy.unknown_names.size,
+            ),
+        )
+        await dispatcher.ask(Refresh())
+        entries = tuple(_warm_entry(each.model, each.required) for each in config.warm or ())
+        warm = supervisor.start("warm list", lambda: WarmList(entries, dispatcher=dispatcher, clock=clock, emit=emit))
+
+        # What watches them, and what HTTP sees of them.
+        vitals = Vitals(
+            (host, *devices),
+            {name: worker.ping for name, worker in workers.items() if isinstance(worker, ProcessWorker)},
+            clock=clock,
+            observe=views.metrics.observe_lag,
+            stuck_load=max(each.load_timeout for each in config.devices) + STUCK_LOAD_SLACK,
+        )
+        readout = Readout(
+            devices,
+            host,
+            supervisor=supervisor,
+            memory=memory,
+            policy=config.policy.model_dump(mode="json"),
+            workers=workers,
+        )
+        views.read_from(readout.reading)
+        if config.telemetry.access_log:
+            emit.subscribe("access", {RequestFinished: _access})
+        inference = Inference(
+            dispatcher,
+            workers,
+            clock=clock,
+            emit=emit,
+            spans=views.spans,
+            tally=views.tally,
+            soft_wait=config.server.wait.soft,
+            default_deadline=config.server.wait.default_deadline,
+        )
+        backend = ServingBackend(
+            dispatcher=dispatcher,
+            devices=devices,
+            host=host,
+            warm=warm,
+            warm_said=config.warm is not None,
+            inference=inference,
+            repository=repository,
+            history=history,
+            vitals=vitals,
+            readout=readout,
+            views=views,
+            offload=offload,
+            strict_ready=config.server.model_ready == "resident",
+        )
+        app = create_app(
+            backend,
+            _limits(config),
+            trusted_hosts=config.server.trusted_hosts,
+            keys=tuple(Key(each.name, each.hash, each.scopes) for each in config.server.keys),
+        )
+        async with anyio.create_task_group() as rounds:
+            rounds.start_soon(vitals.watch)
+            for name, worker in workers.items():
+                if isinstance(worker, ProcessWorker):
+                    rounds.start_soon(vitals.probe, name)
+            rounds.start_soon(_sample_memory, memory, config.host.pressure.interval, (host, *devices))
+            rounds.start_soon(_poll, lambda: dispatcher.tell(Refresh()), CATALOG_POLL)
+            try:
+                yield Assembly(app, backend, devices, host, workers, views, clock)
+            finally:
+                rounds.cancel_scope.cancel()
+
+
+# -- running -------------------------------------------------------------------------------------------
+
+
+def serve(config: Config) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. Raises `ConfigError` or `OSError` before it listens."""
+    with (
+        configure(config.telemetry.log.level, config.telemetry.log.format) as logs,
+        socket.create_server(
+            (config.server.host, config.server.port),
+            family=socket.AF_INET6 if ":" in config.server.host else socket.AF_INET,
+            backlog=2048,
+        ) as listener,
+    ):
+        uvloop.run(_serve(config, logs, listener))
+    return 0
+
+
+async def _serve(config: Config, logs: Logs, listener: socket.socket) -> None:
+    log = structlog.get_logger("foreload")
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        async with assemble(config, logs) as parts:
+            server = make_server(
+                parts.app, host=config.server.host, port=config.server.port, limits=_limits(config), graceful=2.0
+            )
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_listen, server, listener)
+                address, port = listener.getsockname()[:2]
+                log.info("listening", address=address, port=port, version=VERSION, python=sys.version.split()[0])
+                async for number in signals:
+                    if number == signal.SIGHUP:
+                        continue  # the model directories are looked at anyway; the configuration needs a restart
+                    break
+                name = signal.Signals(number).name
+                tasks.start_soon(_stop, config, parts, server, name)
+                async for number in signals:
+                    if number != signal.SIGHUP:
+                        break
+                    continue
+                # Only a second signal comes here: the first one's way out cancels this scope.
+                log.warning("second signal: stopping now")
+                tasks.cancel_scope.cancel()
+            server.should_exit = True
+
+
+async def _listen(server: Server, listener: socket.socket) -> None:
+    await server.serve(sockets=[listener])
+
+
+async def _stop(config: Config, parts: Assembly, server: Server, why: str) -> None:
+    """The order of a stop: tell balancers, take no more work, finish what is leased, close."""
+    began = parts.clock.now()
+    parts.backend.draining = True
+    parts.views.emit(DrainStarted(began, why))
+    await anyio.sleep(config.server.drain.delay)
+    with anyio.move_on_after(config.server.drain.timeout):
+        async with anyio.create_task_group() as waiting:
+            for ref in parts.devices:
+                waiting.start_soon(ref.ask, Drain())
+    left = sum(ref.owner.ledger.leases for ref in parts.devices if isinstance(ref.owner, TierCache))
+    parts.views.emit(DrainFinished(parts.clock.now(), left, parts.clock.now() - began))
+    server.should_exit = True
+
+
+async def _flush(views: Views) -> None:
+    with anyio.CancelScope(shield=True), anyio.move_on_after(FLUSH + 0.5):
+        await anyio.to_thread.run_sync(views.close, abandon_on_cancel=True)
+
+
+# -- building ------------------------------------------------------------------------------------------
+
+
+def _finder(repository: Repository) -> Callable[[Model], ModelRecord]:
+    return lambda model: repository.find(model.name, model.version)
+
+
+def _worker(
+    config: Config, device: Device, host: SpecifiedHost, refs: dict[str, Ref[Command]], clock: LoopClock, views: Views
+) -> ProcessWorker | ThreadWorker:
+    """Build a device's worker; what happens to it is told to its cache and stated as a fact."""
+
+    def ready(pid: int) -> None:
+        views.emit(WorkerStarted(clock.now(), device.id, pid))
+        if device.id in refs:
+            refs[device.id].tell(Restored())
+
+    def lost(pid: int, cause: str) -> None:
+        views.emit(WorkerLost(clock.now(), device.id, pid, cause))
+        if device.id in refs:
+            refs[device.id].tell(Lost(cause))
+
+    threads = device.threads or compute_threads(sum(each.id.startswith("cpu") for each in config.devices))
+    slot_bytes = max(config.server.limits.body, config.server.limits.response)
+    if device.isolation == "thread":
+        return ThreadWorker(
+            device.id,
+            resolve=host.resolve,
+            on_ready=ready,
+            on_lost=lost,
+            allow=device.allow,
+            threads=threads,
+            slot_bytes=slot_bytes,
+        )
+    return ProcessWorker(
+        device.id,
+        resolve=host.resolve,
+        on_ready=ready,
+        on_lost=lost,
+        allow=device.allow,
+        threads=threads,
+        slots=device.slots,
+        slot_bytes=slot_bytes,
+        load_timeout=device.load_timeout,
+    )
+
+
+def _device_cache(
+    config: Config,
+    device: Device,
+    memory: HostMemory,
+    worker: ProcessWorker | ThreadWorker,
+    host: Ref[Command],
+    host_limits: Settings,
+    clock: LoopClock,
+    views: Views,
+) -> Callable[[], DeviceCache]:
+    settings = replace(
+        _common(config),
+        capacity=capacity_of(device.id, device.memory, memory),
+        headroom=device.headroom,
+        count=device.count,
+        parallel=device.loads_in_parallel,
+    )
+    host_tickets: dict[ModelKey, Ticket] = {}
+    return lambda: DeviceCache(
+        device.id,
+        settings,
+        residence=worker,
+        host=host,
+        keeps_host=device.id.startswith("cpu"),
+        host_ceiling=host_limits.capacity - host_limits.headroom,
+        host_tickets=host_tickets,
+        clock=clock,
+        emit=views.emit,
+    )
+
+
+def _host_settings(config: Config, capacity: int) -> Settings:
+    return replace(
+        _common(config),
+        capacity=capacity,
+        headroom=config.host.headroom,
+        parallel=config.disk.loads_in_parallel,
+        shortest_first=True,
+    )
+
+
+def _common(config: Config) -> Settings:
+    """What holds for every tier; capacity and the rest are each tier's own."""
+    policy, limits = config.policy, config.server.limits
+    return Settings(
+        capacity=0,
+        victims=policy.victims_per_load,
+        fairness=policy.fairness,
+        finish_orphans=policy.finish_orphan_loads,
+        backoff_first=policy.backoff.first,
+        backoff_limit=policy.backoff.limit,
+        waiters=limits.waiters,
+        waiters_per_model=limits.waiters_per_model,
+        policy=policy.name,
+        high=config.host.pressure.high,
+        low=config.host.pressure.low,
+    )
+
+
+def _exceptions(config: Config) -> dict[tuple[str, str], Exceptions]:
+    return {
+        (each.name, each.version): Exceptions(
+            each.pinned,
+            each.priority,
+            each.ttl_idle,
+            each.ttl,
+            Footprint(each.footprint.device, each.footprint.host) if each.footprint else None,
+        )
+        for each in config.models
+    }
+
+
+def _warm_entry(spelled: str, required: bool) -> WarmEntry:  # noqa: FBT001 - two fields of one setting
+    name, _, version = spelled.partition("@")
+    return WarmEntry(name, version or None, required)
+
+
+def _limits(config: Config) -> Limits:
+    limits = config.server.limits
+    return Limits(
+        body=limits.body,
+        headers=limits.headers,
+        header_count=limits.header_count,
+        url=limits.url,
+        json_depth=limits.json_depth,
+        chunks=limits.chunks,
+        body_idle=limits.body_idle,
+        header_idle=limits.header_idle,
+        connections=limits.connections,
+    )
+
+
+# -- small subscribers and rounds ------------------------------------------------------------------------
+
+
+def _rehold(devices: tuple[Ref[Command], ...]) -> Callable[[ActorRestarted], None]:
+    def restarted(event: ActorRestarted) -> None:
+        if event.actor == "host":
+            for ref in devices:
+                ref.tell(Rehold())
+
+    return restarted
+
+
+def _forgetting(views: Views, history: History) -> Callable[[ModelKey], None]:
+    def forget(key: ModelKey) -> None:
+        history.forget(key)
+        views.tally.forget(key)
+        views.metrics.forget(key)
+
+    return forget
+
+
+def _access(event: RequestFinished) -> None:
+    structlog.get_logger("foreload.access").info(
+        "request", request=event.request, model=event.model, outcome=event.outcome, seconds=round(event.total, 6)
+    )
+
+
+async def _sample_memory(memory: HostMemory, interval: float, refs: tuple[Ref[Command], ...]) -> None:
+    while True:
+        await anyio.sleep(interval)
+        sample = memory.sample()
+        for ref in refs:
+            ref.tell(Sampled(sample))
+
+
+async def _poll(look: Callable[[], None], interval: float) -> None:
+    while True:
+        await anyio.sleep(interval)
+        look()

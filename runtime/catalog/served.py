@@ -1,0 +1,97 @@
+"""The catalogue as actors see it: model directories plus the configuration's rules become `Model` values.
+
+Implements `actors.ports.Catalog`. Looks at disks only through `Offload`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from actors.events import CatalogChanged
+from actors.residency.model import Footprint, Model, ModelKey, Rules
+from runtime.catalog.repository import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from actors.clock import Clock
+    from actors.ports import Emit, Offload
+    from runtime.catalog.record import ModelRecord
+    from runtime.catalog.repository import Repository
+
+_FIXED_SECONDS: Final = 0.05
+_BYTES_PER_SECOND: Final = 1e9
+"""A first guess of what a load costs, until it was measured: a Retry-After and a tie between victims rest on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exceptions:
+    """What the configuration says about one model and not about all. None leaves the general rule."""
+
+    pinned: bool = False
+    priority: int = 0
+    ttl_idle: float | None = None
+    ttl: float | None = None
+    footprint: Footprint | None = None
+
+
+class ServedModels:
+    """`rules` hold for all, `exceptions` by `(name, version)`. `forget` is told which keys left."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        *,
+        rules: Rules,
+        exceptions: Mapping[tuple[str, str], Exceptions],
+        offload: Offload,
+        clock: Clock,
+        emit: Emit,
+        forget: Callable[[ModelKey], None],
+    ) -> None:
+        self._repository = repository
+        self._rules = rules
+        self._exceptions = exceptions
+        self._offload = offload
+        self._clock = clock
+        self._emit = emit
+        self._forget = forget
+        self._seconds: dict[str, float] = {}
+
+    async def refresh(self) -> Mapping[str, tuple[Model, ...]]:
+        """Look at the directories again; states what changed as events."""
+        for change in await self._offload(self._repository.refresh):
+            self._emit(CatalogChanged(self._clock.now(), change.label, change.state.value, change.reason))
+            if change.state is State.REMOVED and change.was is not None:
+                self._forget(change.was.key)
+        models: defaultdict[str, list[Model]] = defaultdict(list)
+        for record in self._repository.records():
+            models[record.name].append(self._model(record))
+        return {name: tuple(versions) for name, versions in models.items()}
+
+    def measured(self, fingerprint: str, seconds: float) -> None:
+        """Remember what a load took, for the next look."""
+        self._seconds[fingerprint] = seconds
+
+    def _model(self, record: ModelRecord) -> Model:
+        own = self._exceptions.get((record.name, record.version), Exceptions())
+        declared = record.manifest.footprint
+        footprint = own.footprint or Footprint(
+            declared.device if declared and declared.device else record.weights_bytes,
+            declared.host if declared and declared.host else record.weights_bytes,
+        )
+        rules = Rules(
+            ttl_idle=self._rules.ttl_idle if own.ttl_idle is None else own.ttl_idle,
+            ttl=self._rules.ttl if own.ttl is None else own.ttl,
+            min_residency=self._rules.min_residency,
+            pinned=own.pinned,
+            priority=own.priority,
+        )
+        guess = _FIXED_SECONDS + record.weights_bytes / _BYTES_PER_SECOND
+        seconds = self._seconds.get(record.fingerprint, guess)
+        return Model(record.name, record.version, record.fingerprint, footprint, rules, seconds)
+
+    def __repr__(self) -> str:
+        return f"<ServedModels of {self._repository!r}>"

@@ -1,0 +1,79 @@
+"""What the workers need to know of models that are on the host tier: one `LoadSpec` each, made when it got there.
+
+Wraps the host tier, so that spelling a spec (which reads a file) is never done on the loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from actors.errors import NotReady
+from runtime.catalog.record import load_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from actors.ports import EvictReport, Held, LoadReport, Offload
+    from actors.residency.model import Model, ModelKey
+    from runtime.catalog.record import ModelRecord
+    from runtime.workers.port import LoadSpec
+
+
+class Shelf(Protocol):
+    """The host tier as this wrapper needs it: a `Residence` that knows where the bytes lie."""
+
+    async def load(self, model: Model) -> LoadReport:
+        """See `Residence.load`."""
+        ...
+
+    async def evict(self, key: ModelKey) -> EvictReport:
+        """See `Residence.evict`."""
+        ...
+
+    async def inventory(self) -> tuple[Held, ...]:
+        """See `Residence.inventory`."""
+        ...
+
+    def path_of(self, model: Model) -> Path:
+        """The immutable file that holds a resident model's weights."""
+        ...
+
+
+class SpecifiedHost:
+    """A host tier that also answers `resolve(model)`; implements `actors.ports.Residence`."""
+
+    def __init__(self, host: Shelf, find: Callable[[Model], ModelRecord], offload: Offload) -> None:
+        self._host = host
+        self._find = find
+        self._offload = offload
+        self._specs: dict[ModelKey, LoadSpec] = {}
+
+    def resolve(self, model: Model) -> LoadSpec:
+        """The spec of a model that is on the host tier. Raises `NotReady` if it is not."""
+        spec = self._specs.get(model.key)
+        if spec is None or spec.fingerprint != model.fingerprint:
+            raise NotReady(f"{model.key} is not on the host tier", model=model.name, retry_after=1.0)
+        return spec
+
+    async def load(self, model: Model) -> LoadReport:
+        """See `Residence.load`."""
+        report = await self._host.load(model)
+        try:
+            self._specs[model.key] = await self._offload(load_spec, self._find(model), self._host.path_of(model))
+        except BaseException:
+            await self._host.evict(model.key)
+            raise
+        return report
+
+    async def evict(self, key: ModelKey) -> EvictReport:
+        """See `Residence.evict`."""
+        self._specs.pop(key, None)
+        return await self._host.evict(key)
+
+    async def inventory(self) -> tuple[Held, ...]:
+        """See `Residence.inventory`."""
+        return await self._host.inventory()
+
+    def __repr__(self) -> str:
+        return f"<SpecifiedHost {len(self._specs)} specs>"

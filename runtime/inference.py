@@ -1,0 +1,158 @@
+"""The way of one inference: name to model, model to lease, lease to worker, and the facts about it.
+
+No HTTP, no tensor bytes looked at, no decision about residency.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING
+
+from actors.dispatcher import Dispatcher, Resolve
+from actors.errors import DeadlineExceeded, ForeloadError, NotReady
+from actors.events import RequestArrived, RequestFinished
+from actors.lease import Lease
+from actors.messages import Acquire, new_ticket
+from runtime.http.identity import trace_of
+from runtime.http.port import Served
+from runtime.workers.port import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from actors.actor import Ref
+    from actors.clock import Clock
+    from actors.dispatcher import Order
+    from actors.messages import Grant
+    from actors.ports import Emit
+    from actors.residency.model import Model
+    from runtime.telemetry.spans import Spans
+    from runtime.telemetry.tally import Tally
+    from runtime.workers.port import Answer, DeviceWorker
+
+
+class Inference:
+    """`soft_wait` seconds is how long a request waits for a cold model; `default_deadline` is for those without one."""
+
+    def __init__(
+        self,
+        dispatcher: Ref[Order],
+        workers: Mapping[str, DeviceWorker],
+        *,
+        clock: Clock,
+        emit: Emit,
+        spans: Spans,
+        tally: Tally,
+        soft_wait: float,
+        default_deadline: float | None = None,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._workers = workers
+        self._now = clock.now
+        self._emit = emit
+        self._spans = spans
+        self._tally = tally
+        self._soft_wait = soft_wait
+        self._default_deadline = default_deadline
+        self._open: set[str] = set()
+        self._again = itertools.count(2)
+
+    async def find(self, name: str, version: str | None) -> Model:
+        """The model of a name, after a look at the catalogue if need be. Raises `UnknownModel`."""
+        owner = self._dispatcher.owner
+        model = owner.find(name, version) if isinstance(owner, Dispatcher) else None
+        return model if model is not None else await self._dispatcher.ask(Resolve(name, version))
+
+    async def run(
+        self,
+        name: str,
+        version: str | None,
+        body: bytes,
+        json_length: int | None,
+        *,
+        request_id: str,
+        timeout: float | None,  # noqa: ASYNC109 - the caller's own deadline, part of the protocol
+        priority: int,
+        traceparent: str,
+        tracestate: str,
+    ) -> Served:
+        """See `Backend.infer`."""
+        model = await self.find(name, version)
+        arrived = self._now()
+        request = self._unique(request_id)
+        # HTTP derives the same id for an error's body, from what the caller sent.
+        chosen = trace_of(request_id, traceparent)
+        trace_id = self._spans.begin(request, traceparent, tracestate, model.key, chosen)
+        self._emit(RequestArrived(arrived, request, model.key))
+        limit = timeout if timeout is not None else self._default_deadline
+        deadline = None if limit is None else arrived + limit
+        ask = Acquire(model, new_ticket(), request, deadline, arrived + self._soft_wait, priority)
+        outcome = "cancelled"
+        grant: Grant | None = None
+        answer: Answer | None = None
+        try:
+            grant, answer = await self._leased(ask, Call(model.key, body, json_length))
+            outcome = "ok"
+            return Served(answer, model.name, model.version, grant.found, grant.result, grant.waited, trace_id)
+        except ForeloadError as error:
+            outcome = error.code
+            raise
+        except Exception:
+            outcome = "internal"
+            raise
+        finally:
+            self._open.discard(request)
+            self._finish(request, model, outcome, arrived, grant, answer)
+
+    async def _leased(self, ask: Acquire, call: Call) -> tuple[Grant, Answer]:
+        owner = self._dispatcher.owner
+        if not isinstance(owner, Dispatcher):
+            raise NotReady("the dispatcher is restarting", retry_after=1.0)
+        cache = owner.place(ask.model)
+        worker = self._workers[cache.name]
+        async with Lease(cache, ask) as grant:
+            if ask.deadline is None:
+                return grant, await worker.infer(call)
+            try:
+                async with asyncio.timeout_at(ask.deadline):
+                    return grant, await worker.infer(call)
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"the request's own deadline passed while {ask.model.key} was running", model=ask.model.name
+                ) from None
+
+    def _finish(
+        self, request: str, model: Model, outcome: str, arrived: float, grant: Grant | None, answer: Answer | None
+    ) -> None:
+        now = self._now()
+        waited = grant.waited if grant is not None else 0.0
+        if answer is None:
+            self._emit(RequestFinished(now, request, model.key, outcome, now - arrived, waited))
+            return
+        times = answer.timings
+        self._tally.record(model.key, times, True)
+        self._emit(
+            RequestFinished(
+                now,
+                request,
+                model.key,
+                outcome,
+                now - arrived,
+                waited,
+                times.queue / 1e9,
+                times.infer / 1e9,
+                times.batch,
+            )
+        )
+
+    def _unique(self, request_id: str) -> str:
+        """The caller's id, told apart from the same id still under way: events need one name per request."""
+        request = request_id
+        while request in self._open:
+            request = f"{request_id}.{next(self._again)}"
+        self._open.add(request)
+        return request
+
+    def __repr__(self) -> str:
+        return f"<Inference {len(self._open)} under way>"

@@ -1,0 +1,128 @@
+"""The server's state as JSON, and as the gauges of `/metrics`: read from snapshots, decided on by nobody."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from actors.residency.model import ModelKey
+from actors.residency.states import State
+from actors.tier_cache import TierCache
+from runtime.telemetry.readings import DeviceReading, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from actors.actor import Ref
+    from actors.messages import Command
+    from actors.ports import Memory
+    from actors.residency.model import Tier
+    from actors.supervisor import Supervisor
+    from actors.tier_cache import TierSnapshot
+    from runtime.telemetry.feed import Feed
+    from runtime.telemetry.tally import Tally
+
+RECENT = 50
+"""Events that a state shows."""
+
+
+class Readout:
+    """`policy` is shown as it is."""
+
+    def __init__(
+        self,
+        devices: tuple[Ref[Command], ...],
+        host: Ref[Command],
+        *,
+        supervisor: Supervisor,
+        memory: Memory,
+        policy: Mapping[str, object],
+        workers: Mapping[str, object],
+    ) -> None:
+        self._devices = devices
+        self._host = host
+        self._supervisor = supervisor
+        self._memory = memory
+        self._policy = policy
+        self._workers = workers
+
+    def state(self, tally: Tally, feed: Feed) -> dict[str, object]:
+        """Size, capacity, TTL, residents, leases, tiers, hit rates and the mean access time that they imply."""
+        sample = self._memory.sample()
+        total = tally.snapshot().total
+        recent = feed.since(0, limit=10**9)
+        return {
+            "devices": [_tier(view) for view in self._views(self._devices)],
+            "host": next((_tier(view) for view in self._views((self._host,))), None),
+            "workers": {name: {"pid": getattr(worker, "pid", 0)} for name, worker in self._workers.items()},
+            "memory": {"limit": sample.limit, "available": sample.available, "used_ratio": sample.used_ratio},
+            "policy": dict(self._policy),
+            "access": {
+                "five_minutes": asdict(total.five_minutes),
+                "hour": asdict(total.hour),
+                "lifetime": asdict(total.lifetime),
+            },
+            "actors": self._supervisor.snapshot(),
+            "events": {"last": recent.last, "recent": recent.rows[-RECENT:]},
+        }
+
+    def reading(self) -> Reading:
+        """The gauges."""
+        residents: Counter[tuple[str, Tier]] = Counter()
+        leases: Counter[ModelKey] = Counter()
+        devices: list[DeviceReading] = []
+        for view in self._views((*self._devices, self._host)):
+            for row in view.residents:
+                residents[view.where, view.tier] += row.state in {State.RESIDENT, State.DRAINING}
+                if view.where != self._host.name and row.leases:
+                    leases[ModelKey(row.model)] += row.leases
+            if view.where != self._host.name:
+                used = view.loading + view.resident + view.unloading
+                devices.append(DeviceReading(view.where, view.capacity, used, view.resident, view.foreign))
+        mailboxes = {name: int(row["mailbox_depth"]) for name, row in self._supervisor.snapshot().items()}
+        return Reading(tuple(devices), residents, leases, mailboxes)
+
+    @staticmethod
+    def _views(refs: tuple[Ref[Command], ...]) -> list[TierSnapshot]:
+        return [ref.owner.snapshot() for ref in refs if isinstance(ref.owner, TierCache)]
+
+    def __repr__(self) -> str:
+        return f"<Readout {len(self._devices)} devices>"
+
+
+def _tier(view: TierSnapshot) -> dict[str, object]:
+    return {
+        "id": view.where,
+        "tier": view.tier,
+        "up": view.up,
+        "draining": view.draining,
+        "capacity": view.capacity,
+        "headroom": view.headroom,
+        "used": view.loading + view.resident + view.unloading,
+        "loading": view.loading,
+        "resident": view.resident,
+        "unloading": view.unloading,
+        "foreign": view.foreign,
+        "leaked": view.leaked,
+        "free": view.free,
+        "leases": view.leases,
+        "waiting": view.waiting,
+        "under_pressure": view.under_pressure,
+        "residents": [
+            {
+                "model": row.model,
+                "fingerprint": row.fingerprint,
+                "state": row.state,
+                "bytes": row.bytes,
+                "leases": row.leases,
+                "pinned": row.pinned,
+                "age": row.age,
+                "idle": row.idle,
+                "uses": row.uses,
+                "expires": row.expires_in,
+            }
+            for row in view.residents
+        ],
+        "wishes": [asdict(wish) for wish in view.wishes],
+    }
