@@ -6,11 +6,15 @@ Nobody else reads a clock. A virtual loop makes `now()` virtual without any chan
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+SAME_CLOCK = 0.1
+"""Seconds by which a loop on real time may differ from the system's monotonic clock."""
 
 
 class Clock(Protocol):
@@ -33,6 +37,9 @@ class LoopClock:
     def __init__(self) -> None:
         # Bound once: looking the loop up costs more than the whole hit path.
         self.now: Callable[[], float] = asyncio.get_running_loop().time
+        if abs(self.now() - time.monotonic()) < SAME_CLOCK:
+            # A loop on real time counts the same seconds, but some (uvloop) only in milliseconds, once per turn.
+            self.now = time.monotonic
 
     def wall(self) -> datetime:
         """The system's calendar time."""

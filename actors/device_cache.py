@@ -101,9 +101,9 @@ class DeviceCache(TierCache):
 
         async def hold() -> m.Command:
             await self._host.ask(ask)
-            return m.Woke(self._clock.now())
+            return m.Woke()
 
-        self.spawn(hold, failed=lambda _: m.Woke(self._clock.now()))
+        self.spawn(hold, failed=lambda _: m.Woke())
 
     def _forgotten_below(self) -> None:
         for key in tuple(self._host_tickets):

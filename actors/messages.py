@@ -194,9 +194,9 @@ class EvictBroke:
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """A timer: something may have become possible or overdue."""
+    """Something may have become possible or overdue; `timer` names the timer that says so, 0 for none."""
 
-    at: float
+    timer: int = 0
 
 
 Command: TypeAlias = (

@@ -181,6 +181,7 @@ class TierCache(Actor[m.Command]):
         self._drained: list[Reply[int]] = []
         self._numbers = itertools.count(1)
         self._timer: Job | None = None
+        self._timer_number = 0
         self._wakes_at = math.inf
 
     # -- the hit path: synchronous, between two messages -----------------------------------------------
@@ -207,7 +208,7 @@ class TierCache(Actor[m.Command]):
         row, held = released
         self._emit(facts.LeaseReleased(now, self.where, row.key, ticket, held))
         if not row.leases and (row.state is State.DRAINING or self.wishes.waiting or self._drained):
-            self.me.tell(m.Woke(now))
+            self.me.tell(m.Woke())
         return True
 
     def holds(self, key: ModelKey) -> bool:
@@ -283,8 +284,8 @@ class TierCache(Actor[m.Command]):
                 self._gone(eviction, report.returned, report.leaked)
             case m.EvictBroke(eviction, error):
                 self._evict_broke(eviction, error)
-            case m.Woke():
-                self._woke()
+            case m.Woke(timer):
+                self._woke(timer)
             case _:
                 assert_never(message)
         return None
@@ -871,9 +872,9 @@ class TierCache(Actor[m.Command]):
 
     # -- time, memory, life --------------------------------------------------------------------------
 
-    def _woke(self) -> None:
+    def _woke(self, timer: int) -> None:
         now = self._clock.now()
-        if now >= self._wakes_at:
+        if timer == self._timer_number:
             self._wakes_at = math.inf
             self._timer = None
         for waiter in tuple(self.wishes.overdue(now)):
@@ -944,12 +945,14 @@ class TierCache(Actor[m.Command]):
         if self._timer is not None:
             self._timer.cancel()
         self._wakes_at = at
-        self._timer = self.spawn(lambda: self._sleep_until(at), failed=lambda _: m.Woke(at))
+        self._timer_number += 1
+        number = self._timer_number
+        self._timer = self.spawn(lambda: self._sleep_until(at, number), failed=lambda _: m.Woke(number))
 
-    async def _sleep_until(self, at: float) -> m.Command:
+    async def _sleep_until(self, at: float, number: int) -> m.Command:
         # A little late on purpose: loops fire timers up to their resolution early, and then nothing is due yet.
         await anyio.sleep(max(at - self._clock.now(), 0.0) + TIMER_SLACK)
-        return m.Woke(at)
+        return m.Woke(number)
 
     def _sampled(self, sample: MemorySample) -> None:
         now = self._clock.now()
