@@ -162,6 +162,7 @@ def _name_source(_logger: WrappedLogger, _name: str, event: EventDict) -> EventD
     record: logging.LogRecord | None = event.get("_record")
     if record is not None:
         event["logger"] = record.name
+        event.pop("color_message", None)  # uvicorn says it once more, in colour
     return event
 
 
