@@ -237,7 +237,7 @@ async def _serve(config: Config, logs: Logs, listener: socket.socket) -> None:
                 parts.app, host=config.server.host, port=config.server.port, limits=_limits(config), graceful=2.0
             )
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_listen, server, listener)
+                tasks.start_soon(_listen, server, listener, tasks.cancel_scope.cancel)
                 address, port = listener.getsockname()[:2]
                 log.info("listening", address=address, port=port, version=VERSION, python=sys.version.split()[0])
                 async for number in signals:
@@ -250,14 +250,15 @@ async def _serve(config: Config, logs: Logs, listener: socket.socket) -> None:
                     if number != signal.SIGHUP:
                         break
                     continue
-                # Only a second signal comes here: the first one's way out cancels this scope.
+                # Only a second signal comes here: the end of `_listen` cancels this scope.
                 log.warning("second signal: stopping now")
                 tasks.cancel_scope.cancel()
-            server.should_exit = True
 
 
-async def _listen(server: Server, listener: socket.socket) -> None:
+async def _listen(server: Server, listener: socket.socket, over: Callable[[], None]) -> None:
+    """Serve until told to stop, then end whoever still waits for signals."""
     await server.serve(sockets=[listener])
+    over()
 
 
 async def _stop(config: Config, parts: Assembly, server: Server, why: str) -> None:
