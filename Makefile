@@ -47,7 +47,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@# An index of its own may lack the pinned versions of what torch needs, so those come with the next step.
 	@$(PIP) install --quiet $(if $(TORCH_INDEX_URL),--no-deps --index-url '$(TORCH_INDEX_URL)',-c constraints.txt) '$(TORCH)'
 	@echo "venv: foreload[hf] and the groups test and lint"
-	@$(PIP) install --quiet -c constraints.txt -e '.[hf]' --group test --group lint
+	@# The build backend warns of editable installs as such, which are what is wanted here.
+	@PYTHONWARNINGS='ignore:Editable installation' $(PIP) install --quiet -c constraints.txt -e '.[hf]' --group test --group lint
 	@$(PIP) check
 	@touch $(STAMP)
 
