@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from actors.residency.model import Tier
-from actors.tier_cache import Settings, TierCache
+from actors.tier_cache import TierCache
 
 if TYPE_CHECKING:
     from actors.clock import Clock
     from actors.ports import Emit, Residence
     from actors.residency.policies import Score
+    from actors.settings import Settings
 
 
 class HostCache(TierCache):

@@ -25,7 +25,8 @@ from actors.messages import Drain, Lost, Rehold, Restored, Sampled
 from actors.residency.model import Footprint, Rules
 from actors.residency.plan import ceiling
 from actors.supervisor import Supervisor
-from actors.tier_cache import Settings, TierCache
+from actors.settings import Settings
+from actors.tier_cache import TierCache
 from actors.warm_list import WarmEntry, WarmList
 from runtime.catalog.repository import Repository, Source
 from runtime.catalog.served import Exceptions, ServedModels
@@ -50,7 +51,7 @@ from runtime.workers.local import ThreadWorker
 from runtime.workers.process import ProcessWorker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from actors.actor import Ref
     from actors.messages import Command
@@ -210,6 +211,8 @@ async def assemble(config: Config, logs: Logs | None = None) -> AsyncIterator[As
                 yield Assembly(app, backend, devices, host, workers, views, clock)
             finally:
                 rounds.cancel_scope.cancel()
+                # Before the actors: a load of theirs that is cancelled waits until its worker has undone it.
+                await _end(workers.values())
 
 
 # -- running -------------------------------------------------------------------------------------------
@@ -274,6 +277,14 @@ async def _stop(config: Config, parts: Assembly, server: Server, why: str) -> No
     left = sum(ref.owner.ledger.leases for ref in parts.devices if isinstance(ref.owner, TierCache))
     parts.views.emit(DrainFinished(parts.clock.now(), left, parts.clock.now() - began))
     server.should_exit = True
+
+
+async def _end(workers: Iterable[ProcessWorker | ThreadWorker]) -> None:
+    """Stop the workers, all at once, whatever they are doing."""
+    with anyio.CancelScope(shield=True):
+        async with anyio.create_task_group() as ends:
+            for worker in workers:
+                ends.start_soon(worker.stop)
 
 
 async def _flush(views: Views) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from actors.ports import Memory
     from actors.residency.model import Tier
     from actors.supervisor import Supervisor
-    from actors.tier_cache import TierSnapshot
+    from actors.views import TierSnapshot
     from runtime.telemetry.feed import Feed
     from runtime.telemetry.tally import Tally
 

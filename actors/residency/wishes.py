@@ -116,6 +116,10 @@ class Wishes:
         """The live wish for a model (a given-up load is none)."""
         return self._by_key.get(key)
 
+    def waited_by(self, ticket: Ticket) -> Wish | None:
+        """The wish that a ticket waits for."""
+        return self._by_ticket.get(ticket)
+
     def under(self, load: str) -> Wish | None:
         """The wish whose load this is, given up or not."""
         return self._by_load.get(load)

@@ -17,7 +17,7 @@ from actors.lease import Lease
 from actors.messages import new_ticket
 from actors.residency.model import Footprint, Model, ModelKey, Rules, Ticket, Tier, Trigger
 from actors.supervisor import Supervisor
-from actors.tier_cache import Settings
+from actors.settings import Settings
 from runtime.simulation.hardware import Costs, SimulatedPlace
 
 if TYPE_CHECKING:
