@@ -21,7 +21,7 @@ _MOST_BYTES: Final = 64 << 20
 _SHOWN: Final = 500
 
 
-class Declined(Exception):  # noqa: N818  # an answer, not a failure of ours
+class Declined(Exception):  # an answer, not a failure of ours
     """The server said no: its words, its stable code and the HTTP status."""
 
     def __init__(self, message: str, code: str, status: int, retry_after: str | None) -> None:
@@ -31,7 +31,7 @@ class Declined(Exception):  # noqa: N818  # an answer, not a failure of ours
         self.retry_after = retry_after
 
 
-class Unreachable(Exception):  # noqa: N818  # named for what it says of the server
+class Unreachable(Exception):  # named for what it says of the server
     """There is no server there, or what answers is not one."""
 
 

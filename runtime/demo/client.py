@@ -27,7 +27,7 @@ _TIMING = re.compile(r"([\w.-]+)((?:\s*;[^,]*)?)")
 _DURATION = re.compile(r";\s*dur=([\d.]+)")
 
 
-class Declined(Exception):  # noqa: N818  # what the server did, in a word
+class Declined(Exception):  # what the server did, in a word
     """The server did not answer 200; the text is its own sentence, or what the connection said."""
 
 

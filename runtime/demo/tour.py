@@ -42,7 +42,7 @@ _STOP_SECONDS = 45.0
 _SERVE = "import sys; from runtime.cli import main; sys.exit(main())"
 
 
-class Abort(Exception):  # noqa: N818  # it ends the tour, with an exit code
+class Abort(Exception):  # it ends the tour, with an exit code
     """The tour cannot go on: what to tell, and the exit code."""
 
     def __init__(self, message: str, code: int) -> None:

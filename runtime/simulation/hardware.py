@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 
 from actors.errors import CorruptWeights, ForeloadError, OutOfMemory, WorkerDied
 from actors.ports import EvictReport, Held, LoadReport, MemorySample
@@ -120,7 +121,7 @@ class SimulatedPlace:
 
     async def inventory(self) -> tuple[Held, ...]:
         """See `Residence.inventory`."""
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         return tuple(Held(model, size, self.in_flight.get(key, 0)) for key, (model, size) in self.held.items())
 
     async def run(self, key: ModelKey, seconds: float) -> None:

@@ -69,7 +69,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             ready.extend(shuffled)
         super()._run_once()  # type: ignore[misc]
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # noqa: ARG002 - asyncio's signature
         """Refuse: a thread would bring real time in."""
         raise RuntimeError("no threads under virtual time; use the Offload port")
 

@@ -61,7 +61,7 @@ class Honouring(Sampler):
 
 
 class ChosenIds(RandomIdGenerator):
-    """Takes the next root's trace id from whoever opens it, so that an error body can name it before the span exists."""
+    """Takes the next root's trace id from whoever opens it: an error body may name it before the span exists."""
 
     def __init__(self) -> None:
         super().__init__()

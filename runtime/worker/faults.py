@@ -17,7 +17,7 @@ _LIMIT = 300
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
-class DeviceLost(Exception):  # noqa: N818  # a fact, named like the rest of the tree
+class DeviceLost(Exception):  # a fact, named like the rest of the tree
     """The device's context is poisoned; only a new process helps."""
 
     fatal = True

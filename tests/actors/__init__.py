@@ -1,1 +1,1 @@
-"""Floor 2, tested without hardware and without waiting."""
+"""Floor 2, straight-line."""

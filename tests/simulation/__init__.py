@@ -1,0 +1,1 @@
+"""Actors on virtual time: seeded schedules and stories."""

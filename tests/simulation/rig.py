@@ -16,8 +16,8 @@ from actors.host_cache import HostCache
 from actors.lease import Lease
 from actors.messages import new_ticket
 from actors.residency.model import Footprint, Model, ModelKey, Rules, Ticket, Tier, Trigger
-from actors.supervisor import Supervisor
 from actors.settings import Settings
+from actors.supervisor import Supervisor
 from runtime.simulation.hardware import Costs, SimulatedPlace
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from actors.actor import Ref
     from actors.events import Event
+
+DEVICE_COSTS = Costs(fixed=0.05, bandwidth=1e12, evict=0.001)
+HOST_COSTS = Costs(fixed=0.1, bandwidth=1e12, evict=0.001)
 
 
 def model(name: str, size: int = 10, *, fingerprint: str = "", load_seconds: float = 0.05, **rules: object) -> Model:
@@ -122,8 +125,8 @@ async def rig(
     *,
     device: int = 30,
     host: int = 1000,
-    device_costs: Costs = Costs(fixed=0.05, bandwidth=1e12, evict=0.001),
-    host_costs: Costs = Costs(fixed=0.1, bandwidth=1e12, evict=0.001),
+    device_costs: Costs = DEVICE_COSTS,
+    host_costs: Costs = HOST_COSTS,
     seed: int = 0,
     intensity: int = 5,
     settings: dict[str, object] | None = None,
