@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, assert_never
 
 from actors import events as facts
 from actors import messages as m
-from actors.errors import Broken, DeadlineExceeded, ForeloadError, LoadFailed, NotReady, OutOfMemory, StillLoading
-from actors.errors import WorkerDied
+from actors.errors import (
+    Broken,
+    DeadlineExceeded,
+    ForeloadError,
+    LoadFailed,
+    NotReady,
+    OutOfMemory,
+    StillLoading,
+    WorkerDied,
+)
 from actors.residency.model import Trigger
 from actors.residency.plan import Asking, Join, Load, Never, Ready, Wait, plan
 from actors.residency.states import State
@@ -37,6 +45,7 @@ class Arrivals:
         self,
         books: Books,
         departures: Departures,
+        *,
         residence: Residence,
         below: Below,
         alarm: Alarm,

@@ -74,7 +74,14 @@ class TierCache(Actor[m.Command]):
         self.wishes: Wishes = self._books.wishes
         self._alarm = Alarm(clock, self.spawn)
         self._departures = Departures(self._books, residence, self._below, self.spawn)
-        self._arrivals = Arrivals(self._books, self._departures, residence, self._below, self._alarm, self.spawn)
+        self._arrivals = Arrivals(
+            self._books,
+            self._departures,
+            residence=residence,
+            below=self._below,
+            alarm=self._alarm,
+            spawn=self.spawn,
+        )
         self._watermarks = Watermarks(settings.high, settings.low)
         self._recover: list[Model] = []
         self._up = False

@@ -20,7 +20,7 @@ WATCH_AFTER: Final = 0.05
 """Seconds before a client is watched. A hit is over by then and pays for one timer instead of a task."""
 
 
-class ClientLeft(Exception):  # noqa: N818 - a fact, not a fault
+class ClientLeft(Exception):
     """Nobody is there to take an answer."""
 
 

@@ -86,8 +86,7 @@ class SimulatedPlace:
         try:
             await anyio.sleep(seconds / 2)
             self._still(life)
-            if (error := self.fault(model)) is not None:
-                raise error
+            self._strike(model)
             await anyio.sleep(seconds / 2)
             self._still(life)
         except BaseException:
@@ -139,6 +138,10 @@ class SimulatedPlace:
         finally:
             if life == self.life:
                 self.in_flight[key] -= 1
+
+    def _strike(self, model: Model) -> None:
+        if (error := self.fault(model)) is not None:
+            raise error
 
     def _still(self, life: int) -> None:
         if life != self.life:

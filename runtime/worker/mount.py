@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from runtime.workers.port import LoadSpec
 
 
-class Cancelled(Exception):  # noqa: N818  # a fact, named like the rest of the tree
+class Cancelled(Exception):  # a fact, named like the rest of the tree
     """Nobody wants the load any more; everything it had done is undone."""
 
 

@@ -25,7 +25,7 @@ PACKET_LIMIT = max(_CALL.size + KEY_LIMIT, _REPLY.size * REPLIES_PER_PACKET)
 """Bytes of the largest packet; a receiver offers one more, so that a longer one shows."""
 
 
-class BrokenBell(Exception):  # noqa: N818 - named by what it is, like the errors of the tree
+class BrokenBell(Exception):
     """A packet is not what the other side may send."""
 
 

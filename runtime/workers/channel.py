@@ -26,7 +26,7 @@ FRAME_LIMIT = 16 << 20
 _LENGTH = struct.Struct("<I")
 
 
-class BrokenFrame(Exception):  # noqa: N818 - named by what it is, like the errors of the tree
+class BrokenFrame(Exception):
     """A frame is too long, or not a message."""
 
 

@@ -286,7 +286,7 @@ class FrontRing:
         return f"<FrontRing {self._memory.slots} slots, {state}>"
 
 
-class FrontGone(Exception):  # noqa: N818 - it is a fact, and ends the worker
+class FrontGone(Exception):
     """The front closed its end."""
 
 
