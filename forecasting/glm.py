@@ -1,0 +1,78 @@
+"""Fitter side only: logistic regression by statsmodels, and a ridge IRLS for data that it refuses.
+
+Never import this from serving code: statsmodels costs 150 MB.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+STEPS = 50
+ABSURD = 1e3
+"""A coefficient that large is separation, not knowledge."""
+
+
+def binomial(x: Floats, y: Floats) -> Floats:
+    """Coefficients of y (0 or 1) on x `[rows, columns]`, the intercept being a column of x.
+
+    Falls back to `ridge` when answers are separable or all alike. Raises `ValueError` on other input.
+    """
+    _check(x, y)
+    if 0 < y.mean() < 1:
+        found = _statsmodels(x, y)
+        if found is not None and np.all(np.abs(found) < ABSURD):
+            return found
+    return ridge(x, y)
+
+
+def _check(x: Floats, y: Floats) -> None:
+    if x.ndim != 2 or y.shape != x.shape[:1] or not len(y):  # rows and columns
+        msg = f"rows and answers do not match: {x.shape} and {y.shape}"
+        raise ValueError(msg)
+    if not np.all(np.isfinite(x)) or not np.all((y == 0) | (y == 1)):
+        msg = "rows must be finite and answers 0 or 1"
+        raise ValueError(msg)
+
+
+def _statsmodels(x: Floats, y: Floats) -> Floats | None:
+    """None when it does not converge, warns, or finds nothing finite."""
+    import statsmodels.api  # type: ignore[import-untyped]  # ships no types
+    from numpy.linalg import LinAlgError
+    from statsmodels.tools.sm_exceptions import PerfectSeparationError  # type: ignore[import-untyped]  # ships no types
+
+    sm: Any = statsmodels.api
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            result: Any = sm.GLM(y, x, family=sm.families.Binomial()).fit(maxiter=STEPS)
+        except (Warning, LinAlgError, PerfectSeparationError, ValueError):
+            return None
+    params = cast("Floats", np.asarray(result.params, np.float64))
+    return params if bool(result.converged) and np.all(np.isfinite(params)) else None
+
+
+def ridge(x: Floats, y: Floats, strength: float = 1.0) -> Floats:
+    """Iteratively reweighted least squares with a ridge (pseudo rows) on every column but the first."""
+    _check(x, y)
+    penalty = np.full(x.shape[1], strength)
+    penalty[0] = 1e-6
+    weights = np.zeros(x.shape[1])
+    rate = np.clip(y.mean(), 1e-4, 1 - 1e-4)
+    weights[0] = np.log(rate / (1 - rate))
+    for _ in range(STEPS):
+        p = 1.0 / (1.0 + np.exp(-np.clip(x @ weights, -30, 30)))
+        curvature = np.maximum(p * (1 - p), 1e-9)
+        gradient = x.T @ (y - p) - penalty * weights
+        step = np.linalg.solve((x * curvature[:, None]).T @ x + np.diag(penalty), gradient)
+        weights += np.clip(step, -2, 2)
+        if np.abs(step).max() < 1e-8:  # converged
+            break
+    return weights

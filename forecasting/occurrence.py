@@ -1,0 +1,219 @@
+"""Will a model be asked for in a given window: 25 columns per model and one pooled logistic regression per horizon.
+
+Prediction needs the coefficients only; fitting is in `glm.py`, on the fitting worker's side. Features come from
+`Activity` and therefore from windows that are over. Counts of requests never: that is another question.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forecasting.activity import Activity, Horizon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Bools = NDArray[np.bool_]
+    Rows = NDArray[np.int64]
+    Fit = Callable[[Floats, Floats], Floats]
+
+COLUMNS = (
+    "intercept",
+    "profile", "share_4d", "share_3h", "share_1d", "active", "since", "yesterday", "last_week", "volume",
+    "profile_active", "since_over_day",
+    "onset_idle", "onset_wide_idle", "stay_active", "hazard_idle", "hazard_active", "onset_yesterday_idle",
+    "since_idle_share", "since_squared_idle", "onset_wide_since_idle", "yesterday_idle", "last_week_idle",
+    "share_3h_active", "volume_active",
+)  # fmt: skip
+"""Base columns first, then those that describe onsets."""
+
+BASE_CLIP = 0.005
+ONSET_CLIP = 0.0005
+PRIOR = 0.5
+WIDE = 3
+"""Slots to each side of the wide onset profile."""
+VOLUME_SCALE = 5.0
+MOMENTS = 600
+"""Past instants from which training rows are drawn."""
+LIMIT = 30.0
+"""|log odds| beyond which an exponential says nothing more."""
+
+
+def logit(p: Floats, clip: float) -> Floats:
+    """Log odds, with p clipped to [clip, 1 - clip]."""
+    q = np.clip(p, clip, 1.0 - clip)
+    return np.log(q / (1.0 - q))
+
+
+def expit(x: Floats) -> Floats:
+    """Probability of log odds."""
+    return 1.0 / (1.0 + np.exp(-np.clip(x, -LIMIT, LIMIT)))
+
+
+def _smooth(sums: NDArray[np.float32], slots: Sequence[int], weights: Sequence[float], rows: Rows) -> Floats:
+    """A weighted sum over slots, `[len(sums), len(rows)]`."""
+    total = np.zeros((len(sums), len(rows)))
+    for slot, weight in zip(slots, weights, strict=True):
+        total += weight * sums[:, slot % sums.shape[1]][:, rows]
+    return total
+
+
+def _kernel(first: int, span: int, reach: int) -> tuple[list[int], list[float]]:
+    """Slots around a span and their weights: .25/.5/.25 for a reach of one, flat beyond; they sum up to one slot."""
+    slots = list(range(first - reach, first + span + reach))
+    weights = np.ones(len(slots))
+    if reach == 1:
+        weights[0] = weights[-1] = 0.5
+        return slots, list(weights / (span + 1))
+    return slots, list(weights)
+
+
+def _profile(state: Activity, slot: int, span: int, rows: Rows) -> Floats:
+    """P(active at this time of day): ±1 slot, half a pseudo day at the 4-day share."""
+    slots, weights = [slot - 1, slot, slot + 1], [0.25, 0.5, 0.25]
+    if span in state.profiles:
+        seen, active = _smooth(state.profiles[span], slots, weights, rows)
+        total = state.overall[span][:, rows]
+        share = total[1] / np.maximum(total[0], 1e-9)
+    else:
+        idle, started, busy, stayed = _smooth(state.slots, slots, weights, rows)
+        seen, active = idle + busy, started + stayed
+        share = state.share(2)[rows]
+    return (active + PRIOR * share) / (seen + PRIOR)
+
+
+def _moves(state: Activity, horizon: Horizon, slot: int, reach: int, rows: Rows) -> tuple[Floats, Floats]:
+    """P(starts | idle) and P(stays | active) per window around the target, shrunk to the model's own 4-day shares."""
+    slots, weights = _kernel(slot, horizon.span, reach)
+    idle, started, busy, stayed = _smooth(state.slots, slots, weights, rows)
+    all_idle, all_started, all_busy, all_stayed = state.moves[:, rows]
+    onset = (started + PRIOR * all_started / np.maximum(all_idle, 1.0)) / (idle + PRIOR)
+    stay = (stayed + PRIOR * all_stayed / np.maximum(all_busy, 1.0)) / (busy + PRIOR)
+    return onset, stay
+
+
+def _any(known: NDArray[np.int8], otherwise: Floats) -> Floats:
+    """1 where a window was active, 0 where none was, `otherwise` where nothing is known."""
+    best = known.max(axis=0)
+    return np.where(best < 0, otherwise, best.astype(np.float64))
+
+
+def features(state: Activity, horizon: Horizon, slot: int, rows: Rows | None = None) -> Floats:
+    """The 25 `COLUMNS` of some models (default all), `[rows, 25]`; `slot` is the week slot of the window after now."""
+    chosen = np.arange(len(state)) if rows is None else rows
+    target = (slot + horizon.lead) % state.week
+    here = target % state.day
+    act = state.last[chosen].astype(np.float64)
+    idle = 1.0 - act
+    shares = [logit(state.share(memory)[chosen], BASE_CLIP) for memory in range(3)]
+    since = state.since[chosen]
+    long = np.log1p(since)
+    volume = state.volume[chosen] / np.maximum(state.weight[0, chosen], 1e-9) / VOLUME_SCALE
+    chance = _profile(state, here, horizon.span, chosen)
+    profile = logit(chance, BASE_CLIP)
+
+    around = (target - state.day + np.arange(-WIDE, horizon.span + 2)) % state.week
+    past = state.ring[around][:, chosen]
+    day_ago = _any(past[WIDE : WIDE + horizon.span], chance)
+    begun = ((past[1:] == 1) & (past[:-1] == 0)).any(axis=0).astype(np.float64)
+    week_ago = _any(state.ring[(target + np.arange(horizon.span)) % state.week][:, chosen], chance)
+
+    onset, stay = _moves(state, horizon, here, 1, chosen)
+    wide, _ = _moves(state, horizon, here, WIDE, chosen)
+    onset_odds = logit(1.0 - (1.0 - np.clip(onset, 0, 1)) ** horizon.span, ONSET_CLIP)
+    wide_odds = logit(1.0 - (1.0 - np.clip(wide, 0, 1)) ** horizon.span, ONSET_CLIP)
+    hazard = logit(state.gaps.chance(chosen, since + 1 + horizon.lead, horizon.span), ONSET_CLIP)
+    columns = (
+        np.ones(len(chosen)),
+        profile, shares[2], shares[0], shares[1], act, long, day_ago, week_ago, volume,
+        profile * act, (since > state.day).astype(np.float64),
+        onset_odds * idle, wide_odds * idle, logit(stay, ONSET_CLIP) * act, hazard * idle, hazard * act, begun * idle,
+        long * idle * shares[2], long**2 * idle, wide_odds * long * idle, day_ago * idle, week_ago * idle,
+        shares[0] * act, volume * act,
+    )  # fmt: skip
+    return np.stack(columns, axis=1)
+
+
+def sample(
+    counts: Floats,
+    known: Bools,
+    phase: Rows,
+    horizons: Sequence[Horizon],
+    *,
+    window: float = 600.0,
+    since: int = 0,
+    rows: int = 100_000,
+    seed: int = 0,
+) -> Mapping[Horizon, tuple[Floats, Floats]]:
+    """Training rows and answers per horizon, from `counts[n, T]` and `known[n, T]` rolled through `Activity`.
+
+    Rows are drawn from at most `MOMENTS` instants not before bucket `since`, about `rows` in all; a target that
+    is not wholly known, or not over, gives none.
+    """
+    models, length = counts.shape
+    rng = np.random.default_rng(seed)
+    moments = np.sort(rng.permutation(np.arange(since, length))[:MOMENTS])
+    each = min(models, -(-rows // max(len(moments), 1)))
+    state = Activity(models, window, [horizon.span for horizon in horizons])
+    found: dict[Horizon, list[tuple[Floats, Floats]]] = {horizon: [] for horizon in horizons}
+    wanted = set(moments.tolist())
+    for now in range(length):
+        if now in wanted:
+            chosen = np.sort(rng.choice(models, each, replace=False))
+            for horizon, pairs in found.items():
+                first, last = now + horizon.lead, now + horizon.lead + horizon.span
+                usable = chosen[known[chosen, first:last].all(axis=1)] if last <= length else chosen[:0]
+                if usable.size:
+                    answer = (counts[usable, first:last] > 0).any(axis=1).astype(np.float64)
+                    pairs.append((features(state, horizon, int(phase[now]), usable), answer))
+        state.roll(int(phase[now]), counts[:, now], known[:, now])
+    return {
+        horizon: (np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]))
+        for horizon, pairs in found.items()
+        if pairs
+    }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Occurrence:
+    """Coefficients per horizon, `[25]` in the order of `COLUMNS`."""
+
+    coefficients: Mapping[Horizon, Floats]
+
+    def __post_init__(self) -> None:
+        for horizon, weights in self.coefficients.items():
+            if weights.shape != (len(COLUMNS),) or not np.all(np.isfinite(weights)):
+                msg = f"{horizon} needs {len(COLUMNS)} finite coefficients"
+                raise ValueError(msg)
+
+    def chance(self, state: Activity, horizon: Horizon, slot: int, rows: Rows | None = None) -> Floats:
+        """P(any request in the horizon's windows) of some models (default all). Raises `KeyError` if not fitted."""
+        return expit(features(state, horizon, slot, rows) @ self.coefficients[horizon])
+
+    def arrays(self) -> dict[str, Floats]:
+        """Plain arrays to persist."""
+        return {f"{horizon.lead}/{horizon.span}": weights for horizon, weights in self.coefficients.items()}
+
+    @classmethod
+    def restore(cls, arrays: Mapping[str, Floats]) -> Occurrence:
+        """The inverse of `arrays`. Raises `ValueError` on anything else."""
+        return cls({_horizon(name): np.asarray(weights, np.float64) for name, weights in arrays.items()})
+
+
+def _horizon(name: str) -> Horizon:
+    lead, _, span = name.partition("/")
+    if not (lead.isdecimal() and span.isdecimal()):
+        msg = f"no horizon: {name[:40]!r}"
+        raise ValueError(msg)
+    return Horizon(int(lead), int(span))
+
+
+def fit(samples: Mapping[Horizon, tuple[Floats, Floats]], solve: Fit) -> Occurrence:
+    """One regression per horizon; `solve` maps rows and answers to coefficients (`glm.binomial`)."""
+    return Occurrence({horizon: solve(x, y) for horizon, (x, y) in samples.items()})
