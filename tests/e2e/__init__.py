@@ -1,0 +1,1 @@
+"""The whole server from outside: real processes, real HTTP, real weights where marked."""

@@ -1,0 +1,1 @@
+"""Faults put into a running server, and what its users may see of them."""
