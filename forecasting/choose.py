@@ -1,0 +1,191 @@
+"""Which forecasts to believe, and how much: weights from what each would have said at past origins.
+
+Belongs here: losses of candidates per horizon band, the mixture's weights, the guard against doing worse than
+repeating yesterday. Never: making forecasts or touching histories.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forecasting.candidates import NAIVE_DAY, NAIVE_WEEK, Forecasts, groups
+from forecasting.profile import HOUR, Bools, Floats, Ints
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BANDS = (HOUR, 6 * HOUR, 24 * HOUR)
+"""Ends of the horizon bands in seconds; what lies beyond the last belongs to it."""
+DECAY = 0.85
+"""Weight of an origin against the next younger one."""
+POWER = 3.0
+CUSHION = 0.02
+"""Share of the mean that is added to each loss, so that a lucky zero doesn't take all the weight."""
+ORIGINS, STEP = 8, 7 * HOUR
+"""Past origins, and their spacing: seven hours walk through all times of the day."""
+_OWN = 0.5
+
+
+def band_of(horizon: int, bucket: float) -> Ints:
+    """Band index of each bucket ahead, `[horizon]`."""
+    lead = (np.arange(horizon) + 1) * bucket
+    return np.minimum(np.searchsorted(BANDS, lead), len(BANDS) - 1).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """What every candidate said at past origins, newest first, and what came.
+
+    `said[n, K, M, H]` with NaN where a candidate had no answer, `came[n, K, H]`, and `judged[n, K, H]` False for
+    buckets that are not over yet or were gaps. `bucket` in seconds.
+    """
+
+    names: tuple[str, ...]
+    said: Floats
+    came: Floats
+    judged: Bools
+    bucket: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Weights `[n, M, bands]` that add up to 1, the backtest loss per band (requests per bucket) of the mixture and
+    of the better seasonal naive, both `[n, bands]`, and where the guard chose the naive one.
+    """  # noqa: D205  # one sentence needs two lines
+
+    names: tuple[str, ...]
+    weights: Floats
+    loss: Floats
+    naive: Floats
+    guarded: Bools
+
+    def of(self, forecasts: Forecasts, bucket: float) -> Floats:
+        """The mixed forecast `[n, H]` in requests per bucket; always finite and never negative."""
+        if forecasts.names != self.names:
+            msg = f"weights are for {self.names}, forecasts for {forecasts.names}"
+            raise ValueError(msg)
+        weights = self.weights[:, :, band_of(forecasts.values.shape[2], bucket)]
+        return np.maximum((weights * filled(forecasts.names, forecasts.values)).sum(axis=1), 0.0)
+
+    def explain(self, row: int) -> dict[str, tuple[float, ...]]:
+        """Weights per band of one model, by candidate, the useless ones left out."""
+        table = {n: tuple(float(w) for w in self.weights[row, m]) for m, n in enumerate(self.names)}
+        return {name: shares for name, shares in table.items() if max(shares) >= 0.01}  # noqa: PLR2004  # one percent
+
+
+def filled(names: Sequence[str], values: Floats) -> Floats:
+    """`[..., M, H]` with the profile in place of missing answers and zero where even that is missing."""
+    profile = values[..., [names.index("hier")], :]
+    return np.nan_to_num(np.where(np.isnan(values), profile, values), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def losses(trials: Trials) -> tuple[Floats, Floats]:
+    """Mean absolute error per candidate and band `[n, M, bands]`, NaN where untested, and the mean count `[n, bands]`.
+
+    An origin's weight falls by `DECAY` with each younger one. A candidate that answered less than half of the
+    buckets of a model is untested there.
+    """
+    weight, used = _weights(trials)
+    said = filled(trials.names, trials.said)
+    error = np.abs(said - trials.came[:, :, None, :])
+    own = ((~np.isnan(trials.said)) & trials.judged[:, :, None, :]).sum(axis=(1, 3))
+    enough = own >= _OWN * np.maximum(trials.judged.sum(axis=(1, 2)), 1)[:, None]
+    total = np.einsum("nkmh,nkhb->nmb", error, used)
+    loss = np.where(weight[:, None, :] > 0, total / np.maximum(weight, 1e-12)[:, None, :], np.nan)
+    mean = np.einsum("nkh,nkhb->nb", trials.came, used) / np.maximum(weight, 1e-12)
+    return np.where(enough[:, :, None], loss, np.nan), mean
+
+
+def _weights(trials: Trials) -> tuple[Floats, Floats]:
+    """Weight of each judged bucket in its band `[n, K, H, bands]`, and the totals `[n, bands]` (first)."""
+    band = np.eye(len(BANDS))[band_of(trials.came.shape[2], trials.bucket)]
+    age = DECAY ** np.arange(trials.came.shape[1])
+    used = (trials.judged * age[None, :, None])[:, :, :, None] * band
+    return used.sum(axis=(1, 2)), used
+
+
+def mix(trials: Trials, *, admitted: Bools | None = None) -> Mix:
+    """Weights in proportion to (loss + 2 % of the mean) ** -3, one variant per family, under the guard.
+
+    `admitted[n, M]` excludes candidates (specialists that did not earn their place). A band without any judged
+    bucket takes the mean of the other bands' losses; without any at all the profile is alone.
+    """
+    loss, mean = losses(trials)
+    if admitted is not None:
+        loss = np.where(admitted[:, :, None], loss, np.nan)
+    loss = _everywhere(loss)
+    loss = _best_variant(trials.names, loss)
+    scale = loss + CUSHION * mean[:, None, :] + 1e-9
+    # Relative to the best one: the cube of a large count would not fit into a float for long.
+    best = np.nanmin(np.where(np.isnan(scale), np.inf, scale), axis=1, keepdims=True)
+    raw = np.where(np.isnan(scale), 0.0, (best / np.where(np.isnan(scale), 1.0, scale)) ** POWER)
+    total = raw.sum(axis=1, keepdims=True)
+    alone = (np.arange(len(trials.names)) == trials.names.index("hier"))[None, :, None]
+    weights = np.where(total > 0, raw / np.maximum(total, 1e-12), alone.astype(np.float64))
+    return _guard(trials, weights, loss)
+
+
+def _everywhere(loss: Floats) -> Floats:
+    """A band without a judged bucket borrows the mean loss of the bands that have some."""
+    tested = ~np.isnan(loss)
+    count = tested.sum(axis=2, keepdims=True)
+    borrowed = np.where(count > 0, np.nansum(loss, axis=2, keepdims=True) / np.maximum(count, 1), np.nan)
+    return np.where(tested, loss, borrowed)
+
+
+def _best_variant(names: tuple[str, ...], loss: Floats) -> Floats:
+    """NaN for every variant of a family but the best one of each model and band."""
+    families = groups(names)
+    result = np.full_like(loss, np.nan)
+    for family in dict.fromkeys(families):
+        rows = [m for m, own in enumerate(families) if own == family]
+        part = np.where(np.isnan(loss[:, rows]), np.inf, loss[:, rows])
+        first = part.argmin(axis=1)[:, None, :]
+        chosen = np.arange(len(rows))[None, :, None] == first
+        result[:, rows] = np.where(chosen & np.isfinite(part), part, np.nan)
+    return result
+
+
+def _guard(trials: Trials, weights: Floats, loss: Floats) -> Mix:
+    """Where the mixture would have lost to repeating yesterday (or last week), do that instead."""
+    weight, used = _weights(trials)
+    band = band_of(trials.came.shape[2], trials.bucket)
+    mixed = (weights[:, None, :, :][:, :, :, band] * filled(trials.names, trials.said)).sum(axis=2)
+    own = np.einsum("nkh,nkhb->nb", np.abs(mixed - trials.came), used) / np.maximum(weight, 1e-12)
+    naive = np.array([trials.names.index(name) for name in (NAIVE_DAY, NAIVE_WEEK)])
+    past = np.where(np.isnan(loss[:, naive]), np.inf, loss[:, naive])
+    best, least = naive[past.argmin(axis=1)], past.min(axis=1)
+    lost = (own > least) & (weight > 0)
+    single = (np.arange(len(trials.names))[None, :, None] == best[:, None, :]).astype(np.float64)
+    return Mix(
+        trials.names,
+        np.where(lost[:, None, :], single, weights),
+        np.where(lost, least, own),
+        least,
+        lost,
+    )
+
+
+def admit(trials: Trials, weekdays: Ints, name: str, *, rival: str = "hier+lvl", margin: float = 0.05) -> Bools:
+    """Which models a specialist has earned, `[n]`.
+
+    It must beat the best variant of `rival` by `margin` over at least six origins, of which two fall on another
+    weekday than the newest one. `weekdays[K]` are those of the origins, newest first; all judged buckets count the
+    same here.
+    """
+    said = filled(trials.names, trials.said)
+    families = groups(trials.names)
+    column = trials.names.index(name)
+    rivals = [m for m, own in enumerate(families) if own == rival]
+    answered = (~np.isnan(trials.said[:, :, column]) & trials.judged).any(axis=2)
+    used = trials.judged & answered[:, :, None]
+    error = (np.abs(said - trials.came[:, :, None, :]) * used[:, :, None, :]).sum(axis=(1, 3))
+    other = (answered & (weekdays != weekdays[0])[None, :]).sum(axis=1)
+    return (
+        (answered.sum(axis=1) >= 6)  # noqa: PLR2004  # the docstring's six and two
+        & (other >= 2)  # noqa: PLR2004
+        & (error[:, column] <= (1 - margin) * error[:, rivals].min(axis=1))
+    )
