@@ -1,0 +1,132 @@
+"""The tick that fills memory while the load channel is idle, with its guards (`policy.md` section 6.4).
+
+Pure and vectorised: a scene in, moves out. A prefetch must earn more than what its victims lose, by a margin, and the
+channel may be busy with guesses only half of the time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DEVICE, HOST, DISK = 0, 1, 2
+"""Where a model is, as a number: the fastest tier that has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All models at one instant, one row each.
+
+    `rate`: expected requests per second (λ_P); `size` bytes; `host_cost`, `disk_cost` seconds from there to the device;
+    `where` DEVICE, HOST or DISK; `movable`: an idle resident that may be evicted; `score`: what keeping it is worth,
+    the smallest leaves first; `forced`: a required peak, which need not earn its place.
+    """
+
+    rate: NDArray[np.float64]
+    size: NDArray[np.float64]
+    host_cost: NDArray[np.float64]
+    disk_cost: NDArray[np.float64]
+    where: NDArray[np.int8]
+    movable: NDArray[np.bool_]
+    score: NDArray[np.float64]
+    forced: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        rows = {field.shape for field in (self.rate, self.size, self.host_cost, self.disk_cost, self.score)}
+        rows |= {self.where.shape, self.movable.shape, self.forced.shape}
+        if len(rows) != 1:
+            raise ValueError(f"a scene's columns have different lengths: {sorted(rows)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """`least` chance of a request within `window` seconds; `most` candidates a tick; `margin` over the victims' loss."""
+
+    least: float = 0.01
+    window: float = 600.0
+    most: int = 64
+    margin: float = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """Bring row `index` to the device, after these rows have left it."""
+
+    index: int
+    victims: tuple[int, ...]
+    cost: float
+
+
+class Tokens:
+    """Channel seconds that guesses may use: `share` of each second, saved up to one tick or the longest load.
+
+    A full bucket always lets one load go, however long it is.
+    """
+
+    def __init__(self, *, share: float = 0.5, tick: float = 10.0) -> None:
+        if not 0 < share <= 1 or tick <= 0:
+            raise ValueError(f"impossible token bucket: share={share} tick={tick}")
+        self._share = share
+        self._tick = tick
+        self.left = share * tick
+        self._full = self.left
+
+    def refill(self, elapsed: float, longest: float) -> None:
+        """Time went by (seconds); `longest` is the longest single load there is."""
+        self._full = max(self._share * self._tick, longest)
+        self.left = min(self.left + self._share * max(elapsed, 0.0), self._full)
+
+    def affords(self, cost: float) -> bool:
+        """May a load of so many seconds go now?"""
+        return self.left >= min(cost, self._full)
+
+    def spend(self, cost: float) -> None:
+        """It went."""
+        self.left = max(self.left - cost, 0.0)
+
+    def __repr__(self) -> str:
+        return f"<Tokens {self.left:.1f}/{self._full:.1f} s>"
+
+
+def refill(scene: Scene, *, free: float, tokens: Tokens, guards: Guards | None = None) -> list[Refill]:
+    """Choose what to bring to the device now, in order; spends the tokens. `free` bytes are free there.
+
+    Call it only when no load is queued or under way.
+    """
+    guards = guards or Guards()
+    cost = np.where(scene.where == HOST, scene.host_cost, scene.disk_cost)
+    chance = -np.expm1(-scene.rate * guards.window)
+    wanted = (scene.where != DEVICE) & ((chance >= guards.least) | scene.forced)
+    candidates = np.flatnonzero(wanted)
+    if candidates.size == 0:
+        return []
+    worth = scene.rate * cost / np.maximum(scene.size, 1.0)
+    worth = np.where(scene.forced, np.inf, worth)
+    candidates = candidates[np.argsort(-worth[candidates], kind="stable")][: guards.most]
+    residents = np.flatnonzero((scene.where == DEVICE) & scene.movable & ~scene.forced)
+    queue = residents[np.argsort(scene.score[residents], kind="stable")]
+    moves: list[Refill] = []
+    used = 0
+    for index in candidates.tolist():
+        if not tokens.affords(cost[index]):
+            break
+        need = float(scene.size[index]) - free
+        sizes = np.cumsum(scene.size[queue[used:]])
+        count = 0 if need <= 0 else int(np.searchsorted(sizes, need)) + 1
+        if count > sizes.size:
+            continue
+        victims = queue[used : used + count]
+        # What a victim would cost is reckoned from disk: it may fall through the host tier as well.
+        loss = float(np.sum(scene.rate[victims] * scene.disk_cost[victims]))
+        if not scene.forced[index] and scene.rate[index] * cost[index] < guards.margin * loss:
+            continue
+        used += count
+        free += float(np.sum(scene.size[victims])) - float(scene.size[index])
+        tokens.spend(float(cost[index]))
+        moves.append(Refill(index, tuple(int(each) for each in victims), float(cost[index])))
+    return moves
