@@ -1,0 +1,288 @@
+"""Scheduled peaks: what somebody declares will be wanted, and the windows that follow from it.
+
+`agenda` is the one function that turns peaks into windows; preview and planner both call it, so what is shown is what
+is done. Pure: no clock is read, no configuration known. Times are UTC epoch seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, tzinfo
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from forecasting.merge import Cut, Part, Quiet, Window, quiets_of, windows_of, without
+from forecasting.recurrence import Once, Rule, starts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from forecasting.calendar import Calendar
+
+Labels: TypeAlias = "Mapping[str, Mapping[str, str]]"
+"""Labels of each model key."""
+
+NO_LABELS: Final[Labels] = MappingProxyType({})
+_DAY: Final = 86_400.0
+_FIVE_YEARS: Final = 5 * 366 * _DAY
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """One entry: who, when and how much. Durations in seconds, `rps` in requests per second (0: not declared).
+
+    `models` are names, `name@version` or patterns with `*`; a name without a version means the last version among
+    the keys it is matched against. `labels` select further models: all of them must fit. `duration` is elapsed time.
+    A start counts if it lies in [valid_from, valid_until), its local date is in one of `only_on` (if there are any)
+    and in none of `except_on`. `suppress` turns the entry around: nothing is loaded ahead meanwhile.
+    """
+
+    name: str
+    rule: Rule
+    zone: tzinfo
+    duration: float
+    models: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    lead: float = 120.0
+    ramp: float = 0.0
+    rps: float = 0.0
+    priority: int = 0
+    confidence: float = 0.98
+    require: bool = False
+    adds: bool = False
+    suppress: bool = False
+    only_on: tuple[Calendar, ...] = ()
+    except_on: tuple[Calendar, ...] = ()
+    valid_from: float = -math.inf
+    valid_until: float = math.inf
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.duration) and self.duration > 0):
+            msg = f"duration must be positive and finite, not {self.duration!r}"
+            raise ValueError(msg)
+        for name in ("lead", "ramp", "rps"):
+            if not (math.isfinite(value := getattr(self, name)) and value >= 0):
+                msg = f"{name} must be finite and not negative, not {value!r}"
+                raise ValueError(msg)
+        if not 0 <= self.confidence <= 1:
+            msg = f"confidence must lie in 0..1, not {self.confidence!r}"
+            raise ValueError(msg)
+
+    def selects(self, models: Sequence[str], labels: Labels = NO_LABELS) -> tuple[str, ...]:
+        """Keys (`name@version`) that the entry is about, in the order given (of a name, the lowest version first)."""
+        last = {key.partition("@")[0]: key for key in models}
+        found = {key for pattern in self.models for key in _matching(pattern, models, last)}
+        if self.labels:
+            found |= {k for k in models if all(labels.get(k, {}).get(name) == value for name, value in self.labels)}
+        return tuple(key for key in models if key in found)
+
+    def applies_on(self, day: date) -> bool:
+        """Whether calendars let a start on this local date count."""
+        wanted = not self.only_on or any(day in calendar for calendar in self.only_on)
+        return wanted and not any(day in calendar for calendar in self.except_on)
+
+
+def _matching(pattern: str, models: Sequence[str], last: Mapping[str, str]) -> Iterator[str]:
+    """Keys for one name, key or pattern; of a name without a version, only its last one."""
+    for key in models:
+        name = key.partition("@")[0]
+        if fnmatchcase(key, pattern) if "@" in pattern else (last[name] == key and fnmatchcase(name, pattern)):
+            yield key
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """One time that an entry's window opens: [start, end), and the local date it belongs to."""
+
+    peak: Peak
+    start: float
+    end: float
+    day: date
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda:
+    """Everything declared that touches a span of time.
+
+    `windows` when models should be resident, `quiet` when nothing is to be loaded ahead, `cuts` the pieces of
+    entries that quiet took away.
+    """
+
+    windows: tuple[Window, ...] = ()
+    quiet: tuple[Quiet, ...] = ()
+    cuts: tuple[Cut, ...] = ()
+
+
+def occurrences(peak: Peak, start: float, end: float) -> Iterator[Occurrence]:
+    """Give the occurrences of an entry that touch [start, end), in order. A disabled entry has none."""
+    if not peak.enabled:
+        return
+    since = max(start - peak.duration, peak.valid_from)
+    until = min(end, peak.valid_until)
+    if since >= until:
+        return
+    for found in starts(peak.rule, peak.zone, since, until):
+        if found.at + peak.duration > start and peak.applies_on(found.day):
+            yield Occurrence(peak, found.at, found.at + peak.duration, found.day)
+
+
+def agenda(
+    peaks: Sequence[Peak],
+    start: float,
+    end: float,
+    models: Sequence[str],
+    labels: Labels = NO_LABELS,
+    *,
+    bridge: Mapping[str, float] | float = 0.0,
+) -> Agenda:
+    """Merge all entries that touch [start, end) into windows per model, whole ones, not clipped to the span.
+
+    `bridge`: seconds, per model or for all, below which a gap between windows is bridged (load_p95 + cool-down).
+    Independent of the span asked for: a window is the same in every agenda that shows it. Only a chain of windows
+    without end is cut, at a turn of the month beyond the span. Raises `ValueError` for a span that is none.
+    """
+    if not (math.isfinite(start) and math.isfinite(end) and start < end):
+        msg = f"a span must be finite and not empty, not {start!r} to {end!r}"
+        raise ValueError(msg)
+    who = {index: peak.selects(models, labels) for index, peak in enumerate(peaks) if peak.enabled}
+    gaps = {key: bridge if isinstance(bridge, float | int) else bridge.get(key, 0.0) for key in models}
+    margin = max([0.0, *gaps.values()]) + max([0.0, *(peak.lead for peak in peaks)])
+    floor, ceiling = _turn_of_month(start, -1), _turn_of_month(end, 2)
+    low, high = start - margin, end + margin
+    while True:
+        whole = _build(peaks, who, gaps, low, high)
+        spans = [(w.start, w.end) for w in whole.windows] + [(q.start, q.end) for q in whole.quiet]
+        near = [span for span in spans if span[1] > start and span[0] < end]
+        first = min([start, *(span[0] for span in near)]) - margin
+        last = max([end, *(span[1] for span in near)]) + margin
+        if (first >= low or low <= floor) and (last <= high or high >= ceiling):
+            return _touching(whole, start, end)
+        width = high - low  # at least doubled, so that a long chain takes few rounds
+        low = max(min(first, low - width), floor) if first < low else low
+        high = min(max(last, high + width), ceiling) if last > high else high
+
+
+def windows(
+    peaks: Sequence[Peak],
+    start: float,
+    end: float,
+    models: Sequence[str],
+    labels: Labels = NO_LABELS,
+    *,
+    bridge: Mapping[str, float] | float = 0.0,
+) -> list[Window]:
+    """Give the windows of `agenda` that touch [start, end), by start and model."""
+    return list(agenda(peaks, start, end, models, labels, bridge=bridge).windows)
+
+
+def next_window(
+    peaks: Sequence[Peak],
+    now: float,
+    models: Sequence[str],
+    labels: Labels = NO_LABELS,
+    *,
+    bridge: Mapping[str, float] | float = 0.0,
+) -> Window | None:
+    """Find the first window that starts after `now`, within five years; None if there is none."""
+    low, reach = now, _DAY
+    while low < now + _FIVE_YEARS:
+        high = min(low + reach, now + _FIVE_YEARS)
+        found = [w for w in windows(peaks, low, high, models, labels, bridge=bridge) if now < w.start]
+        if found:
+            return found[0]
+        low, reach = high, reach * 2
+    return None
+
+
+def next_start(peak: Peak, now: float) -> float | None:
+    """Find the next start of one entry after `now`, within five years; None if it will not fire."""
+    low, reach = now, 8 * _DAY
+    while low < now + _FIVE_YEARS:
+        high = min(low + reach, now + _FIVE_YEARS)
+        found = next((o.start for o in occurrences(peak, low, high) if o.start > now), None)
+        if found is not None:
+            return found
+        low, reach = high, reach * 4
+    return None
+
+
+def masks(
+    peaks: Iterable[Peak], start: float, end: float, models: Sequence[str], labels: Labels = NO_LABELS
+) -> dict[str, list[tuple[float, float]]]:
+    """Give, per model, the spans of one-off windows: a promotion is no weekly pattern and must not be learned."""
+    found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for peak in peaks:
+        if isinstance(peak.rule, Once) and not peak.suppress:
+            for each in occurrences(peak, start, end):
+                for key in peak.selects(models, labels):
+                    found[key].append((each.start, each.end))
+    return {key: sorted(spans) for key, spans in sorted(found.items())}
+
+
+def _build(
+    peaks: Sequence[Peak],
+    who: Mapping[int, Sequence[str]],
+    gaps: Mapping[str, float],
+    low: float,
+    high: float,
+) -> Agenda:
+    """Everything whose occurrences touch [low, high); complete for what lies well inside."""
+    parts: defaultdict[str, list[Part]] = defaultdict(list)
+    spans: defaultdict[str, list[tuple[tuple[float, float], str]]] = defaultdict(list)
+    for index, keys in who.items():
+        peak = peaks[index]
+        for each in occurrences(peak, low, high) if keys else ():
+            for key in keys:
+                if peak.suppress:
+                    spans[key].append(((each.start, each.end), peak.name))
+                else:
+                    parts[key].append(_part(each))
+    windows_found: list[Window] = []
+    quiet_found: list[Quiet] = []
+    cuts_found: list[Cut] = []
+    for key in sorted({*parts, *spans}):
+        quiet = quiets_of(key, spans[key])
+        kept, cuts = without(key, parts[key], quiet)
+        windows_found += windows_of(key, kept, quiet, gaps.get(key, 0.0))
+        quiet_found += quiet
+        cuts_found += cuts
+    return Agenda(tuple(windows_found), tuple(quiet_found), tuple(cuts_found))
+
+
+def _part(each: Occurrence) -> Part:
+    peak = each.peak
+    return Part(
+        start=each.start,
+        end=each.end,
+        cause=peak.name,
+        lead=peak.lead,
+        rps=peak.rps,
+        ramp=peak.ramp,
+        priority=peak.priority,
+        confidence=peak.confidence,
+        require=peak.require,
+        adds=peak.adds,
+        began=each.start,
+    )
+
+
+def _touching(whole: Agenda, start: float, end: float) -> Agenda:
+    return Agenda(
+        tuple(sorted((w for w in whole.windows if w.end > start and w.start < end), key=lambda w: (w.start, w.model))),
+        tuple(sorted((q for q in whole.quiet if q.end > start and q.start < end), key=lambda q: (q.start, q.model))),
+        tuple(
+            sorted(
+                (c for c in whole.cuts if c.end > start and c.start < end), key=lambda c: (c.start, c.model, c.cause)
+            )
+        ),
+    )
+
+
+def _turn_of_month(at: float, months: int) -> float:
+    when = datetime.fromtimestamp(at, UTC)
+    month = when.year * 12 + when.month - 1 + months
+    return datetime(month // 12, month % 12 + 1, 1, tzinfo=UTC).timestamp()
