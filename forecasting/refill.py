@@ -22,8 +22,8 @@ DEVICE, HOST, DISK = 0, 1, 2
 class Scene:
     """All models at one instant, one row each.
 
-    `rate`: expected requests per second (λ_P); `size` bytes; `host_cost`, `disk_cost` seconds from there to the device;
-    `where` DEVICE, HOST or DISK; `movable`: an idle resident that may be evicted; `score`: what keeping it is worth,
+    `rate`: expected requests per second (λ_P); `size` bytes; `host_cost`, `disk_cost`: seconds from there to the
+    device; `where` DEVICE, HOST or DISK; `movable`: an idle resident that may be evicted; `score`: what keeping it is worth,
     the smallest leaves first; `forced`: a required peak, which need not earn its place.
     """
 
@@ -113,7 +113,8 @@ def refill(scene: Scene, *, free: float, tokens: Tokens, guards: Guards | None =
     moves: list[Refill] = []
     used = 0
     for index in candidates.tolist():
-        if not tokens.affords(cost[index]):
+        seconds = float(cost[index])
+        if not tokens.affords(seconds):
             break
         need = float(scene.size[index]) - free
         sizes = np.cumsum(scene.size[queue[used:]])
@@ -123,10 +124,10 @@ def refill(scene: Scene, *, free: float, tokens: Tokens, guards: Guards | None =
         victims = queue[used : used + count]
         # What a victim would cost is reckoned from disk: it may fall through the host tier as well.
         loss = float(np.sum(scene.rate[victims] * scene.disk_cost[victims]))
-        if not scene.forced[index] and scene.rate[index] * cost[index] < guards.margin * loss:
+        if not scene.forced[index] and float(scene.rate[index]) * seconds < guards.margin * loss:
             continue
         used += count
         free += float(np.sum(scene.size[victims])) - float(scene.size[index])
-        tokens.spend(float(cost[index]))
-        moves.append(Refill(index, tuple(int(each) for each in victims), float(cost[index])))
+        tokens.spend(seconds)
+        moves.append(Refill(index, tuple(int(each) for each in victims), seconds))
     return moves
