@@ -5,6 +5,7 @@ Observes only; what follows from it is said by the health endpoints.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -66,14 +67,11 @@ class Vitals:
         ask = self._probes[device]
         while True:
             await anyio.sleep(PROBE)
-            answered = False
-            with anyio.move_on_after(PROBE):
-                try:
-                    await ask()
-                    answered = True
-                except ForeloadError:
-                    pass
-            (self._silent.discard if answered else self._silent.add)(device)
+            with anyio.move_on_after(PROBE) as patience, contextlib.suppress(ForeloadError):
+                await ask()
+            # Silence alone counts. One that is down or starting is known to its cache, which also knows at once
+            # when it is up again; noted here, it would count as silent until the next probe.
+            (self._silent.add if patience.cancelled_caught else self._silent.discard)(device)
 
     def answers(self, device: str) -> bool:
         """Did the worker answer when it was last asked?"""
