@@ -182,7 +182,7 @@ def read_cron(text: str) -> Cron:
 def _cron_hint(expression: str) -> str:
     if re.search(r"(SUN|MON|TUE|WED|THU|FRI|SAT|\d)-(SUN|MON|TUE|WED|THU|FRI|SAT|\d)", expression.split()[4]):
         return "a range of weekdays ends after it begins, Sunday is 0 or 7; write FRI,SAT,SUN for one that does not"
-    return "minute 0-59, hour 0-23, day 1-31 (as the months have), month 1-12, weekday 0-7"
+    return "minute 0-59, hour 0-23, day 1-31 and one that the month has, month 1-12, weekday 0-7"
 
 
 _KEYS: Final = frozenset(

@@ -50,6 +50,8 @@ def spelled(value: object) -> object:
     """Write a value of the tree as a file would: sizes of memory as `50%`, sections as mappings, lists as lists."""
     if isinstance(value, tuple):
         return [spelled(each) for each in value]
+    if isinstance(value, dict):
+        return {key: spelled(each) for key, each in value.items()}
     if isinstance(value, BaseModel):
         return {key: spelled(getattr(value, key)) for key in type(value).model_fields}
     return value if value is None or isinstance(value, str | int | float) else str(value)

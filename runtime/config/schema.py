@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from runtime.config import checks
+from runtime.config.preload import Preload, PreloadItem
 from runtime.config.units import GIB, KIB, MIB, Amount, Bytes, Count, Flag, Ratio, Seconds
 from runtime.config.yaml import Frozen
 
@@ -330,6 +331,8 @@ class Config(Frozen):
     """Models that are served, beside those of the repository; settings here win over the repository's."""
     warm: tuple[WarmItem, ...] | None = None
     """Models loaded at start, in order; `[]` says that none is wanted, null that nobody said."""
+    preload: PreloadItem = Preload()
+    """What is loaded ahead of requests."""
     telemetry: Telemetry = Telemetry()
     """What is told to the outside."""
 

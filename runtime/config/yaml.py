@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
@@ -106,11 +106,15 @@ def closest(word: str, known: Iterable[str]) -> str:
 def section_at(model_class: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
     """Find the section that a key path leads into: `devices.0` is a `Device`. None where there is none."""
     current: type[BaseModel] | None = model_class
+    named = False
     for step in path:
-        if isinstance(step, int):
+        if isinstance(step, int) or named:
+            named = False
             continue
         fields = {} if current is None else {field.alias or name: field for name, field in current.model_fields.items()}
         current = section_of(fields[step].annotation) if step in fields else None
+        # In a mapping of sections the next step is a name that the user chose.
+        named = current is not None and get_origin(fields[step].annotation) is dict
     return current
 
 

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import pytest
 from pydantic import BaseModel
@@ -19,7 +19,7 @@ KEY = re.compile(r"^ *(?:- )?([a-z_]+):", re.MULTILINE)
 
 def with_examples() -> str:
     """The reference with its example lines switched on, each under the key whose default it replaces."""
-    text = re.sub(r"^( *)(\w+): (?:\[\]|null)\n(?=\1#:)", r"\1\2:\n", REFERENCE, flags=re.MULTILINE)
+    text = re.sub(r"^( *)(\w+): (?:\[\]|\{\}|null)\n(?=\1#:)", r"\1\2:\n", REFERENCE, flags=re.MULTILINE)
     return EXAMPLE.sub(r"\1", text)
 
 
@@ -28,6 +28,8 @@ def missing(section: type[BaseModel], tree: dict[str, Any], path: str = "") -> l
     found = [f"{path}{key}" for key in section.model_fields if key not in tree]
     for key, field in section.model_fields.items():
         inner, value = section_of(field.annotation), tree.get(key)
+        if get_origin(field.annotation) is dict and inner is not None and isinstance(value, dict):
+            value = [*value.values()]  # sections under names that the user chose
         for part in value if isinstance(value, list) else [value]:
             if inner is not None and isinstance(part, dict):
                 found += missing(inner, part, f"{path}{key}.")
