@@ -39,6 +39,11 @@ class Waiter:
     deadline: float | None
     patience: float | None
 
+    @property
+    def due(self) -> float:
+        """The earlier of deadline and patience; infinite if there is neither."""
+        return min(math.inf if end is None else end for end in (self.deadline, self.patience))
+
 
 @dataclass(slots=True, eq=False)
 class Watcher:
@@ -149,7 +154,7 @@ class Wishes:
         """Queue a waiter."""
         wish.waiters[waiter.ticket] = waiter
         self._by_ticket[waiter.ticket] = wish
-        end = min(waiter.deadline or math.inf, waiter.patience or math.inf)
+        end = waiter.due
         if end < math.inf:
             heapq.heappush(self._deadlines, (end, next(self._numbers), waiter.ticket))
 
@@ -190,7 +195,8 @@ class Wishes:
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, ticket = heapq.heappop(self._deadlines)
             wish = self._by_ticket.get(ticket)
-            if wish is not None:
+            # Its deadline of a former stay in the queue says nothing about a ticket that came back.
+            if wish is not None and wish.waiters[ticket].due <= now:
                 yield wish.waiters[ticket]
 
     @property
