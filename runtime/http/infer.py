@@ -28,6 +28,10 @@ _DURATION: Final = re.compile(rb"([0-9]{1,9}(?:\.[0-9]{1,9})?)(us|ms|s|m|h)?")
 _UNITS: Final = {b"us": 1e-6, b"ms": 1e-3, b"": 1.0, b"s": 1.0, b"m": 60.0, b"h": 3600.0}
 _HIGHEST: Final = (1 << 32) - 1
 _MILLI: Final = 1e-6
+_WISHES: Final = (b'"timeout"', b'"priority"')
+_wish: Final = re.compile(b"|".join(_WISHES))
+_FEW: Final = 64
+"""Quotes that are looked at one by one."""
 
 
 class _Wishes(msgspec.Struct):
@@ -140,12 +144,29 @@ def wishes_of(headers: dict[bytes, bytes], body: bytes, json_length: int | None)
     if b"foreload-priority" in headers:
         priority = _priority(headers[b"foreload-priority"])
     end = len(body) if json_length is None else json_length
-    if body.find(b'"timeout"', 0, end) >= 0 or body.find(b'"priority"', 0, end) >= 0:
+    if _wished(body, end):
         asked = _parameters(body if end == len(body) else body[:end])
         priority = asked.priority or priority
         if asked.timeout:
             timeout = min(timeout, asked.timeout / 1e6)
     return (None if timeout == math.inf else timeout), priority
+
+
+def _wished(body: bytes, end: int) -> bool:
+    """Whether one of the two words may occur in the first `end` bytes.
+
+    Quotes are rare in a body of numbers, and from quote to quote `find` runs at the speed of memory, 50 times faster
+    than any search for a word.
+    """
+    at = 0
+    for _ in range(_FEW):
+        at = body.find(b'"', at, end)
+        if at < 0:
+            return False
+        if body.startswith(_WISHES, at):
+            return True
+        at += 1
+    return _wish.search(body, at, end) is not None
 
 
 def _parameters(text: bytes) -> _Wishes:

@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from runtime.worker.document import AnyInput, AnyRequest, Scalar
-    from runtime.workers.port import TensorSpec
+    from runtime.workers.port import Parts, TensorSpec
 
 MAX_RANK = 32
+IN_PARTS = 16 << 10
+"""Bytes of binary tensors from which an answer is left in parts: copying them together would cost more than a call."""
 MAX_ELEMENTS = 2**40
 """Beyond this a shape is a mistake or an attack, whatever its datatype."""
 
@@ -190,13 +192,15 @@ class Codec:
         request: InferRequest,
         outputs: Mapping[str, WireTensor],
         parameters: Mapping[str, Scalar] | None = None,
-    ) -> tuple[bytes, int | None]:
+    ) -> tuple[bytes | Parts, int | None]:
         """Lay an answer out: its body, and the length of the JSON part when binary tensors follow it.
+
+        A large body comes in parts that view `outputs`.
 
         Raises `BadTensor` for what has no JSON form (FP16, BF16, NaN, infinity, bytes that are not UTF-8).
         """
         rows: list[dict[str, Any]] = []
-        tail: list[bytes] = []
+        tail: list[bytes | memoryview] = []
         for name, binary in request.wanted.items():
             if name not in outputs:
                 raise InferenceFailed(f"the model gave no output {name!r}")
@@ -222,7 +226,8 @@ class Codec:
         head = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
         if not any(request.wanted.values()):
             return head, None
-        return b"".join((head, *tail)), len(head)
+        parts = (head, *tail)
+        return (parts if sum(map(len, tail)) >= IN_PARTS else b"".join(parts)), len(head)
 
 
 def _flag(parameters: Mapping[str, Scalar], name: str, owner: str, *, default: bool) -> bool:
@@ -308,10 +313,13 @@ def _shape_from_length(spec: TensorSpec, datatype: Datatype, length: int) -> tup
     return tuple(length // fixed if extent < 0 else extent for extent in spec.shape)
 
 
-def _to_binary(tensor: WireTensor) -> bytes:
+def _to_binary(tensor: WireTensor) -> bytes | memoryview:
+    """A tensor's bytes; a view of them if they are many."""
     if tensor.datatype == "BYTES":
         return pack_bytes(tensor.array.ravel())
-    return tensor.array.tobytes()
+    if tensor.array.nbytes < IN_PARTS:
+        return tensor.array.tobytes()
+    return np.ascontiguousarray(tensor.array).reshape(-1).view(np.uint8).data
 
 
 def _to_json(tensor: WireTensor) -> Array | list[str]:

@@ -27,7 +27,7 @@ from runtime.worker.runner import Runner, Served, Submission
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from runtime.workers.port import Answer, LoadSpec
+    from runtime.workers.port import Answer, Laid, LoadSpec
 
 __all__ = ["Cancelled", "Core", "Evicted", "Loaded", "Resident", "Submission"]
 
@@ -234,7 +234,7 @@ class Core:
         key: str,
         body: memoryview,
         json_length: int | None,
-        done: Callable[[Answer | ForeloadError], None],
+        done: Callable[[Answer | Laid | ForeloadError], None],
     ) -> Submission:
         """Queue a call; `done` is told exactly once, from `step` or `cancel`. Raises `Broken` for an unknown key.
 

@@ -43,9 +43,10 @@ _WARM_EXTENTS = (8, 64)
 def to_torch(tensor: WireTensor, device: torch.device) -> torch.Tensor:
     """A tensor over the array's memory where that may be written, else over a copy; then moved to the device."""
     array = tensor.array if tensor.array.flags.writeable else tensor.array.copy()
+    local = torch.from_numpy(array)
     if tensor.datatype == "BF16":
-        return torch.from_numpy(array).view(torch.bfloat16).to(device)
-    return torch.from_numpy(array).to(device)
+        local = local.view(torch.bfloat16)
+    return local if device.type == "cpu" else local.to(device)
 
 
 def to_wire(name: str, datatype: str, tensor: torch.Tensor) -> WireTensor:

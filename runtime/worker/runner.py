@@ -17,7 +17,7 @@ from runtime.worker.batcher import Batcher, Group
 from runtime.worker.codec import WireTensor
 from runtime.worker.engine import to_torch, to_wire
 from runtime.worker.faults import DeviceLost, device_lost, inference_error
-from runtime.workers.port import Answer, Timings
+from runtime.workers.port import Answer, Laid, Timings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +53,7 @@ class Submission:
         served: Served,
         body: memoryview,
         json_length: int | None,
-        done: Callable[[Answer | ForeloadError], None],
+        done: Callable[[Answer | Laid | ForeloadError], None],
         arrived: int,
     ) -> None:
         self.served = served
@@ -63,7 +63,7 @@ class Submission:
         self.settled = False
         self._body: memoryview | None = body
         self._json_length = json_length
-        self._done: Callable[[Answer | ForeloadError], None] | None = done
+        self._done: Callable[[Answer | Laid | ForeloadError], None] | None = done
         served.in_flight += 1
 
     def __repr__(self) -> str:
@@ -80,7 +80,7 @@ class Submission:
             self.request = self.served.codec.decode(self._body, self._json_length)
         return self.request
 
-    def settle(self, outcome: Answer | ForeloadError) -> None:
+    def settle(self, outcome: Answer | Laid | ForeloadError) -> None:
         """Answer, once."""
         done = self._done
         if done is None:
@@ -125,7 +125,7 @@ class Runner:
         served: Served,
         body: memoryview,
         json_length: int | None,
-        done: Callable[[Answer | ForeloadError], None],
+        done: Callable[[Answer | Laid | ForeloadError], None],
     ) -> Submission:
         """Queue a call; its body is read when its turn comes."""
         call = Submission(served, body, json_length, done, self._clock())
@@ -200,7 +200,7 @@ class Runner:
 
     def _encoded(
         self, call: Submission, outputs: Mapping[str, WireTensor], began: int, infer: int, batch: int
-    ) -> Answer | ForeloadError:
+    ) -> Answer | Laid | ForeloadError:
         started = self._clock()
         try:
             body, json_length = call.served.codec.encode(call.read(), outputs)
@@ -208,6 +208,8 @@ class Runner:
             return inference_error(fault, call.served.spec.key)
         queue = max(0, began - call.arrived - call.decode)
         timings = Timings(queue, call.decode, infer, self._clock() - started, batch)
+        if isinstance(body, tuple):
+            return Laid(body, json_length, timings)
         return Answer(body, json_length, timings)
 
 

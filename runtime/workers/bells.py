@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from runtime.workers.port import Timings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-CALL, SKIP, ANSWER, ERROR = 1, 2, 3, 4
+CALL, SKIP, ANSWER, ERROR, SEVERAL = 1, 2, 3, 4, 5
 KEY_LIMIT = 1024
 """Bytes of a model key."""
 REPLIES_PER_PACKET = 64
 
 _CALL = struct.Struct("<BHIQq")  # kind, slot, generation, length, json_length or -1; the key follows
 _REPLY = struct.Struct("<BHIQqQQQQI")  # the same, then queue, decode, infer, encode (ns), batch
+_SEVERAL = bytes((SEVERAL,))
+_SIZE = struct.Struct("<H")  # before each request of a packet that holds several
 PACKET_LIMIT = max(_CALL.size + KEY_LIMIT, _REPLY.size * REPLIES_PER_PACKET)
 """Bytes of the largest packet; a receiver offers one more, so that a longer one shows."""
 
@@ -83,6 +85,19 @@ def pack_skip(bell: SkipBell) -> bytes:
     return _CALL.pack(SKIP, bell.slot, bell.generation, 0, -1)
 
 
+def pack_several(requests: Sequence[bytes]) -> tuple[bytes, int]:
+    """One packet of as many of the packed requests, from the first on, as fit into it; and how many those are."""
+    parts = [_SEVERAL]
+    size = len(_SEVERAL)
+    for request in requests:
+        size += _SIZE.size + len(request)
+        if size > PACKET_LIMIT:
+            break
+        parts += (_SIZE.pack(len(request)), request)
+    count = len(parts) // 2
+    return (b"".join(parts), count) if count > 1 else (requests[0], 1)
+
+
 def pack_reply(bell: ReplyBell) -> bytes:
     """Encode a reply; several may be joined into one packet."""
     json_length = -1 if bell.json_length is None else bell.json_length
@@ -101,8 +116,23 @@ def pack_reply(bell: ReplyBell) -> bytes:
     )
 
 
+def unpack_requests(packet: bytes, slots: int, slot_bytes: int) -> Iterator[CallBell | SkipBell]:
+    """Decode what a front sends: one request, or several. Raises `BrokenBell`."""
+    if packet[:1] != _SEVERAL:
+        yield unpack_request(packet, slots, slot_bytes)
+        return
+    at = len(_SEVERAL)
+    while at < len(packet):
+        start = at + _SIZE.size
+        at = start + int.from_bytes(packet[at:start], "little")
+        if at > len(packet):
+            msg = "a request that is cut off"
+            raise BrokenBell(msg)
+        yield unpack_request(packet[start:at], slots, slot_bytes)
+
+
 def unpack_request(packet: bytes, slots: int, slot_bytes: int) -> CallBell | SkipBell:
-    """Decode what a front sends. Raises `BrokenBell`."""
+    """Decode one request. Raises `BrokenBell`."""
     if not _CALL.size <= len(packet) <= _CALL.size + KEY_LIMIT:
         msg = f"a request packet of {len(packet)} bytes"
         raise BrokenBell(msg)

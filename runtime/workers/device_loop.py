@@ -19,7 +19,7 @@ from runtime.workers.bells import SkipBell
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from runtime.workers.port import Answer, LoadSpec
+    from runtime.workers.port import Answer, Laid, LoadSpec
     from runtime.workers.ring import RingCall
 
 FAILED_STEPS = 3
@@ -115,7 +115,7 @@ class CorePort(Protocol):
         key: str,
         body: memoryview,
         json_length: int | None,
-        done: Callable[[Answer | ForeloadError], None],
+        done: Callable[[Answer | Laid | ForeloadError], None],
     ) -> Submission:
         """Take a call; `done` is told once, from any thread. Raises `ForeloadError` instead."""
         ...
@@ -140,7 +140,7 @@ class Inbox(Protocol):
         """End a `wait` from outside."""
         ...
 
-    def answer(self, slot: int, generation: int, answer: Answer) -> None:
+    def answer(self, slot: int, generation: int, answer: Answer | Laid) -> None:
         """Answer a call."""
         ...
 
@@ -237,7 +237,7 @@ class DeviceLoop:
             # Nobody reads the answer, but the slot has to come back.
             self._done(name, InferenceFailed("cancelled before it started"))
 
-    def _done(self, name: tuple[int, int], outcome: Answer | ForeloadError) -> None:
+    def _done(self, name: tuple[int, int], outcome: Answer | Laid | ForeloadError) -> None:
         try:
             del self._open[name]
         except KeyError:

@@ -17,6 +17,7 @@ from actors.residency.model import ModelKey, Tier
 from runtime.workers.bells import SkipBell
 from runtime.workers.device_loop import CorePort, DeviceLoop, Loaded, core_of, report
 from runtime.workers.patience import settled
+from runtime.workers.port import Answer, Laid
 from runtime.workers.process import DEFAULT_CORE
 from runtime.workers.ring import RingCall
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from actors.residency.model import Model
-    from runtime.workers.port import Answer, Call, LoadSpec
+    from runtime.workers.port import Call, LoadSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,7 +58,9 @@ class _Queue:
     def wake(self) -> None:
         self._rung.set()
 
-    def answer(self, slot: int, generation: int, answer: Answer) -> None:  # noqa: ARG002 - slots are never reused here
+    def answer(self, slot: int, generation: int, answer: Answer | Laid) -> None:  # noqa: ARG002 - slots are never reused here
+        if isinstance(answer, Laid):
+            answer = Answer(b"".join(answer.body), answer.json_length, answer.timings)
         self._answered.append((slot, answer))
 
     def fail(self, slot: int, generation: int, error: ForeloadError) -> None:  # noqa: ARG002 - the same

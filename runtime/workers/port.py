@@ -6,13 +6,16 @@ never pickle).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
 if TYPE_CHECKING:
     from actors.ports import EvictReport, Held, LoadReport
     from actors.residency.model import Model, ModelKey
+
+Parts: TypeAlias = tuple[bytes | memoryview, ...]
+"""A body in pieces that follow one another; memoryviews of single bytes."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -83,6 +86,17 @@ class Answer(msgspec.Struct, frozen=True):
     """One result: a V2 body. `json_length` is None for a pure JSON body, else the length of its JSON part."""
 
     body: bytes
+    json_length: int | None
+    timings: Timings
+
+
+class Laid(msgspec.Struct, frozen=True):
+    """An `Answer` inside the worker whose body is still in pieces.
+
+    They view what the forward gave, which may view the caller's body: copy them before the caller is told.
+    """
+
+    body: Parts
     json_length: int | None
     timings: Timings
 

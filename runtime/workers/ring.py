@@ -29,14 +29,15 @@ from runtime.workers.bells import (
     SkipBell,
     pack_call,
     pack_reply,
+    pack_several,
     pack_skip,
     unpack_replies,
-    unpack_request,
+    unpack_requests,
 )
 from runtime.workers.fault import pack, unpack
 from runtime.workers.patience import settled
-from runtime.workers.port import Answer, Call, Timings
-from runtime.workers.slots import SlotMemory
+from runtime.workers.port import Answer, Call, Laid, Timings
+from runtime.workers.slots import SlotMemory, length_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +78,7 @@ class FrontRing:
         self._free = list(reversed(range(slots)))
         self._waiters: deque[asyncio.Future[int]] = deque()
         self._unsent: deque[bytes] = deque()
+        self._blocked = False
         self._reach = [0] * slots
         self._idle = [True] * slots
         self._generation = 0
@@ -154,7 +156,7 @@ class FrontRing:
         self._generation = (self._generation + 1) % _GENERATIONS
         opened = self._open[slot] = _Open(self._generation, self._loop.create_future())
         size = len(call.body)
-        self._memory.put_input(slot, call.body)
+        self._memory.put_input(slot, call.body, call.json_length)
         self._reach[slot] = max(self._reach[slot], size)
         self._idle[slot] = False
         self._send(pack_call(CallBell(slot, opened.generation, size, call.json_length, call.key)))
@@ -165,27 +167,33 @@ class FrontRing:
     def _send(self, packet: bytes) -> None:
         if self._lost is not None:
             return
-        if self._unsent:
-            self._unsent.append(packet)
-            return
-        try:
-            self._bell.send(packet)
-        except BlockingIOError:
-            self._unsent.append(packet)
-            self._loop.add_writer(self._bell.fileno(), self._on_writable)
-        except OSError:
-            pass  # the worker is gone; whoever watches its exit calls `lose`
+        self._unsent.append(packet)
+        if len(self._unsent) > 1:
+            return  # goes with the others
+        if len(self._open) == 1:
+            self._flush()  # an idle worker starts now
+        else:
+            # A worker at work loses nothing, and all calls of this turn take one system call together.
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        while self._unsent and not self._blocked:
+            packet, count = pack_several(self._unsent)
+            try:
+                self._bell.send(packet)
+            except BlockingIOError:
+                self._blocked = True
+                self._loop.add_writer(self._bell.fileno(), self._on_writable)
+            except OSError:
+                self._unsent.clear()  # the worker is gone; whoever watches its exit calls `lose`
+            else:
+                for _ in range(count):
+                    self._unsent.popleft()
 
     def _on_writable(self) -> None:
-        try:
-            while self._unsent:
-                self._bell.send(self._unsent[0])
-                self._unsent.popleft()
-        except BlockingIOError:
-            return
-        except OSError:
-            self._unsent.clear()
+        self._blocked = False
         self._loop.remove_writer(self._bell.fileno())
+        self._flush()
 
     def _on_bell(self) -> None:
         for _ in range(_PACKETS_PER_TURN):
@@ -330,20 +338,20 @@ class WorkerRing:
                 packet = b""
             if not packet:
                 raise FrontGone
-            bell = unpack_request(packet, self._memory.slots, self._memory.slot_bytes)
-            if isinstance(bell, SkipBell):
-                bells.append(bell)
-            else:
-                body = self._memory.input(bell.slot, bell.length)
-                bells.append(RingCall(bell.slot, bell.generation, bell.key, bell.json_length, body))
+            for bell in unpack_requests(packet, self._memory.slots, self._memory.slot_bytes):
+                if isinstance(bell, SkipBell):
+                    bells.append(bell)
+                else:
+                    body = self._memory.input(bell.slot, bell.length, bell.json_length)
+                    bells.append(RingCall(bell.slot, bell.generation, bell.key, bell.json_length, body))
 
     def wake(self) -> None:
         """End a `wait` from another thread or a signal. For good: it is how the loop is told to end."""
         os.eventfd_write(self._wake, 1)
 
-    def answer(self, slot: int, generation: int, answer: Answer) -> None:
+    def answer(self, slot: int, generation: int, answer: Answer | Laid) -> None:
         """Write an answer into its slot; `flush` rings. One that does not fit becomes the error `too_large`."""
-        size, limit = len(answer.body), self._memory.slot_bytes
+        size, limit = length_of(answer.body), self._memory.slot_bytes
         if size > limit:
             msg = f"the answer has {size} bytes, the limit is {limit}"
             self.fail(slot, generation, TooLarge(msg, detail={"bytes": size, "limit": limit}))

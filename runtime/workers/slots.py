@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from runtime.workers.port import Parts
+
 _KEEP_SIZE_PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
 LEAST_SLOT_BYTES = 4096
 """So that an error always fits into a slot."""
+ALIGNMENT = 64
+"""What the tensor bytes behind a JSON part are aligned to: kernels read them in place, and none needs more."""
 MOST_SLOTS = 65535
 """What a doorbell's slot number can say."""
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -28,6 +32,11 @@ def _fallocate() -> Callable[[int, int, int, int], int]:
     call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     call.restype = ctypes.c_int
     return call
+
+
+def length_of(body: bytes | Parts) -> int:
+    """Bytes of a body, whole or in parts."""
+    return sum(map(len, body)) if isinstance(body, tuple) else len(body)
 
 
 def _check_sizes(slots: int, slot_bytes: int) -> None:
@@ -68,20 +77,28 @@ class SlotMemory:
             os.close(fd)
             raise
 
-    def put_input(self, slot: int, body: bytes) -> None:
+    def _input_start(self, slot: int, length: int, json_length: int | None) -> int:
+        """Where a body lies, the same for both sides: what follows its JSON part is aligned if there is room for it."""
+        shift = -(json_length or 0) % ALIGNMENT
+        return 2 * slot * self._stride + (shift if length + shift <= self._stride else 0)
+
+    def put_input(self, slot: int, body: bytes, json_length: int | None = None) -> None:
         """Copy a body in. The caller has checked its length."""
-        start = 2 * slot * self._stride
+        start = self._input_start(slot, len(body), json_length)
         self._map[start : start + len(body)] = body
 
-    def input(self, slot: int, length: int) -> memoryview:
+    def input(self, slot: int, length: int, json_length: int | None = None) -> memoryview:
         """Writable view of a body, without a copy; valid until the slot is answered."""
-        start = 2 * slot * self._stride
+        start = self._input_start(slot, length, json_length)
         return memoryview(self._map)[start : start + length]
 
-    def put_output(self, slot: int, body: bytes) -> None:
-        """Copy an answer in. The caller has checked its length."""
+    def put_output(self, slot: int, body: bytes | Parts) -> None:
+        """Copy an answer in, part after part. The caller has checked its length."""
         start = (2 * slot + 1) * self._stride
-        self._map[start : start + len(body)] = body
+        for part in body if isinstance(body, tuple) else (body,):
+            end = start + len(part)
+            self._map[start:end] = part
+            start = end
 
     def output(self, slot: int, length: int) -> bytes:
         """Copy an answer out. The caller has checked its length."""
