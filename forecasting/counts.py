@@ -1,0 +1,427 @@
+"""Requests per model: the increment on the request path, and what a minute's roll makes of it.
+
+Belongs here: which index a model has, which minute a request counts for when clocks misbehave, decayed counters.
+Never: reading a clock (wall and monotonic seconds come in), files (store), logs (history), fitted profiles.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, tzinfo
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+
+from forecasting.calendar import SLOT
+from forecasting.tiers import UNSEEN, History, Minute, Tiers, pack, widened
+from forecasting.week import QUARTER_MINUTES, Week
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from forecasting.week import Day
+
+HALF_LIVES: Final = (600.0, 3600.0, 6 * 3600.0, 86_400.0, 3 * 86_400.0)
+"""Seconds; `Snapshot.rates` has one column for each (policy 6.1)."""
+
+LIMIT: Final = 65_536
+_JUMP: Final = 2.0
+_OUTAGE_MINUTES: Final = 10
+_REWIND_MINUTES: Final = 1440
+_SLEW: Final = 0.01
+_MASK_MEMORY: Final = 28 * 86_400.0
+_DECAY: Final = math.log(2) / np.array(HALF_LIVES)[:, None]
+
+
+# -- facts -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClockJumped:
+    """The wall clock moved by `seconds` against the monotonic one at `at` (UTC, the new wall time)."""
+
+    at: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OutageSeen:
+    """Nothing was counted from `start` to `end` (UTC): unknown, not zero."""
+
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class LevelShifted:
+    """Two daily ratios left their band: the week sums of `key` were multiplied by `factor`."""
+
+    at: float
+    key: str
+    factor: float
+
+
+Fact: TypeAlias = ClockJumped | OutageSeen | LevelShifted
+
+
+class Full(LookupError):
+    """No index is left for another model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A window that profiles must not learn from (a promotion): UTC seconds, some keys or all (`None`)."""
+
+    start: float
+    end: float
+    keys: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that is counted, frozen at the end of a minute; safe to read in another thread.
+
+    `keys` are the models, arrays have them in that order; `rows` are their indices, `born` the first minute of each.
+    `table` is the key of every index, or None. `decayed` `[5, indices]` holds counters as of `at` (UTC).
+    """
+
+    keys: tuple[str, ...]
+    rows: NDArray[np.int64]
+    table: tuple[str | None, ...]
+    born: NDArray[np.int64]
+    at: float
+    decayed: NDArray[np.float64]
+    seen: NDArray[np.float64]
+    tiers: Tiers
+    week: Week
+    open_counts: NDArray[np.int64]
+    open_known: int
+    masks: tuple[Mask, ...]
+    zone: tzinfo
+
+    def sums(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Week sums and exposure, each `[n, 672]`, decayed to the snapshot's minute. Slow: not on the loop."""
+        sums, exposure = self.week.matrix(self.tiers.end // QUARTER_MINUTES, len(self.table))
+        if self.rows.size == len(self.table):
+            return sums, exposure
+        return sums[self.rows], exposure[self.rows]
+
+    def rates(self, elapsed: float = 0.0) -> NDArray[np.float64]:
+        """Requests per second `[n, 5]` by half-life (`HALF_LIVES`), `elapsed` seconds after `at`, if none arrived."""
+        rates: NDArray[np.float64] = self.decayed[:, self.rows] * np.exp(-_DECAY * max(elapsed, 0.0)) * _DECAY
+        return rates.T
+
+    def recent(self, minutes: int) -> History:
+        """Exact counts of the last minutes, at most 1,440."""
+        return self.tiers.by_minute(minutes, self.rows, self.born[self.rows])
+
+    def history(self, bucket: int = 900) -> History:
+        """Counts of 900-second buckets (28 days) or 300-second ones (8 days); masked windows are unknown."""
+        found = self.tiers.by_bucket(bucket, self.rows, self.born[self.rows])
+        begins = np.arange(found.counts.shape[1], dtype=np.float64) * found.bucket + found.start
+        for mask in self.masks:
+            hidden = (begins < mask.end) & (begins + found.bucket > mask.start)
+            chosen = np.array([mask.keys is None or key in mask.keys for key in self.keys], np.bool_)
+            found.known[np.ix_(chosen, hidden)] = False
+        found.counts[~found.known] = 0
+        return found
+
+    def days(self) -> tuple[Day, ...]:
+        """Up to 28 local days: requests seen, and expected by the week sums, per *index* (`rows`)."""
+        return tuple(self.week.days)
+
+
+# -- the counter -------------------------------------------------------------------------------------
+
+
+class Counts:
+    """Counts of up to `limit` models in the local weeks of `zone`, from an anchor of wall and monotonic seconds."""
+
+    def __init__(self, wall: float, monotonic: float, *, zone: tzinfo = UTC, limit: int = LIMIT) -> None:
+        if not 0 < limit <= LIMIT:
+            raise ValueError(f"limit must lie in 1..{LIMIT}, not {limit}")
+        self.zone = zone
+        self.limit = limit
+        self._index: dict[str, int] = {}
+        self._table: list[str | None] = []
+        self._free: list[int] = []
+        self._fixed: tuple[tuple[str, ...], NDArray[np.int64], tuple[str | None, ...]] | None = None
+        self._hits: list[int] = []
+        self._born = np.zeros(0, np.int64)
+        self._seen = np.zeros(0)
+        self._decayed = np.zeros((len(HALF_LIVES), 0))
+        self._minute = np.zeros(0, np.int64)  # requests of the open minute that were rolled already
+        self._quarter = np.zeros(0, np.int64)
+        self._quarter_known = 0
+        self._void: set[int] = set()
+        self._masks: list[Mask] = []
+        self.tiers = Tiers()
+        self.week = Week()
+        # The first minute is seen in part only.
+        self._partial = True
+        self._anchor = wall - monotonic
+        self._rolled = monotonic
+        self.tiers.start(math.floor(wall / 60))
+
+    # -- the request path ----------------------------------------------------------------------------
+
+    def hit(self, index: int) -> None:
+        """One request for the model at an index that `index` gave. Under 250 ns."""
+        self._hits[index] += 1
+
+    def index(self, key: str) -> int:
+        """The model's index, a new one for a model that has none. Raises Full if there are `limit` models."""
+        found = self._index.get(key)
+        if found is not None:
+            return found
+        if self._free:
+            found = self._free.pop()
+            self._wipe(found)
+        elif len(self._table) < self.limit:
+            found = len(self._table)
+            self._table.append(None)
+            self._grow()
+        else:
+            raise Full(f"{self.limit} models are counted already, none is left for another")
+        self._table[found] = key
+        self._index[key] = found
+        self._born[found] = self.tiers.end
+        self._fixed = None
+        return found
+
+    def forget(self, key: str) -> None:
+        """The model is served no more; its index may be given to another. Unknown keys are ignored."""
+        index = self._index.pop(key, None)
+        if index is not None:
+            self._table[index] = None
+            self._free.append(index)
+            self._fixed = None
+
+    def _wipe(self, index: int) -> None:
+        self._hits[index] = 0
+        self._seen[index] = 0
+        self._decayed[:, index] = 0
+        self._minute[index] = 0
+        self._quarter[index] = 0
+        self.week.clear(index)
+
+    def _grow(self) -> None:
+        """Room for the index just added; doubling, so that adding n models costs O(n)."""
+        size = len(self._table)
+        if size <= len(self._hits):
+            return
+        room = min(max(64, 2 * len(self._hits), size), self.limit)
+        self._hits.extend([0] * (room - len(self._hits)))
+        self._born, self._minute, self._quarter = (
+            widened(each, room) for each in (self._born, self._minute, self._quarter)
+        )
+        self._seen = np.concatenate([self._seen, np.zeros(room - self._seen.size)])
+        self._decayed = np.concatenate([self._decayed, np.zeros((len(HALF_LIVES), room - self._decayed.shape[1]))], 1)
+
+    # -- time ----------------------------------------------------------------------------------------
+
+    def roll(self, wall: float, monotonic: float) -> tuple[Fact, ...]:
+        """Close the minutes that have passed; call it about each minute, at any time. Under 2 ms for 10,000 models.
+
+        Time is the monotonic clock anchored to wall time. A drift of up to 2 s is followed slowly; a larger one is a
+        jump (fault F67): the open minute and both 15-minute slots become gaps, minutes already closed are never
+        counted again, and more than a day backwards means that the earlier clock was wrong. Raises ValueError for a
+        wall time outside 1970..2199.
+        """
+        if not 0 <= wall < 7_258_118_400:  # noqa: PLR2004 - the year 2200
+            raise ValueError(f"wall time must lie in the years 1970 to 2199, not {wall!r}")
+        elapsed = max(monotonic - self._rolled, 0.0)
+        self._rolled = max(monotonic, self._rolled)
+        self._drain(elapsed, wall)
+        drift = wall - (self._anchor + monotonic)
+        facts: list[Fact] = []
+        if abs(drift) > _JUMP:
+            self._jump(wall, monotonic, facts)
+            facts.append(ClockJumped(wall, drift))
+        else:
+            self._anchor += math.copysign(min(abs(drift), _SLEW * elapsed), drift)
+        self._close(math.floor((self._anchor + monotonic) / 60), facts)
+        return tuple(facts)
+
+    def _drain(self, elapsed: float, wall: float) -> None:
+        """Move what was hit since the last roll into the open minute and the decayed counters."""
+        size = len(self._table)
+        hits = np.array(self._hits, np.int64)[:size]
+        self._decayed[:, :size] *= np.exp(-_DECAY * elapsed)
+        found = np.flatnonzero(hits)
+        if found.size:
+            fresh = hits[found]
+            # Requests of the interval are as old as its middle, on average.
+            self._decayed[:, found] += fresh * np.exp(-_DECAY * (elapsed / 2))
+            self._minute[found] += fresh
+            self._seen[found] = wall
+            self._hits = [0] * len(self._hits)
+
+    def _jump(self, wall: float, monotonic: float, facts: list[Fact]) -> None:
+        """Close the open minute as unknown and go on from the new wall time."""
+        self._void.add(self.tiers.end // QUARTER_MINUTES)
+        self._anchor = wall - monotonic
+        minute = math.floor(wall / 60)
+        self._void.add(minute // QUARTER_MINUTES)
+        if minute < self.tiers.end - _REWIND_MINUTES:
+            self.tiers.rewind(minute)
+            self._quarter[:] = 0
+            self._quarter_known = 0
+            np.minimum(self._born, minute, out=self._born)
+        elif minute > self.tiers.end:
+            self._write(known=False, counts=None, facts=facts)
+            self._skip(minute, facts)
+        self._partial = True
+
+    def _close(self, minute: int, facts: list[Fact]) -> None:
+        """Write all minutes before this one."""
+        late = minute - self.tiers.end
+        if late <= 0:
+            return
+        if late > _OUTAGE_MINUTES:  # nobody rolled: what was counted cannot be told apart
+            self._write(known=False, counts=None, facts=facts)
+            self._skip(minute, facts)
+            return
+        total = self._minute[: len(self._table)].copy()
+        for step in range(late):
+            share = total // late + (step < total % late)
+            self._write(known=not self._partial, counts=share, facts=facts)
+            self._partial = False
+
+    def _write(self, *, known: bool, counts: NDArray[np.int64] | None, facts: list[Fact]) -> None:
+        """The open minute ends, with all that was counted in it unless told otherwise."""
+        size = len(self._table)
+        if counts is None:
+            counts = self._minute[:size].copy()
+        self._minute[:size] -= counts
+        self.tiers.push(pack(counts, known=known), counts)
+        if known:
+            self._quarter[:size] += counts
+            self._quarter_known += 1
+        self._turn(facts)
+
+    def _skip(self, minute: int, facts: list[Fact]) -> None:
+        start = self.tiers.end
+        if minute - start >= QUARTER_MINUTES:
+            # The quarter under way ends here; those that nobody saw teach nothing.
+            self._finish(start // QUARTER_MINUTES, facts)
+            self.tiers.skip(minute)
+        else:
+            while self.tiers.end < minute:
+                self.tiers.skip(self.tiers.end + 1)
+                self._turn(facts)
+        if minute - start > _OUTAGE_MINUTES:
+            facts.append(OutageSeen(60.0 * start, 60.0 * minute))
+
+    def _turn(self, facts: list[Fact]) -> None:
+        if self.tiers.end % QUARTER_MINUTES == 0:
+            self._finish(self.tiers.end // QUARTER_MINUTES - 1, facts)
+
+    def _finish(self, quarter: int, facts: list[Fact]) -> None:
+        """A quarter of an hour is over: teach its slot, unless a jump made it a gap."""
+        size = len(self._table)
+        if self._quarter_known and quarter not in self._void:
+            known = np.full(size, self._quarter_known / QUARTER_MINUTES, np.float32)
+            age = (quarter + 1) * QUARTER_MINUTES - self._born[:size]
+            np.minimum(known, np.maximum(age, 0) / QUARTER_MINUTES, out=known, casting="same_kind")
+            self._hide(quarter, known)
+            known[[index for index in self._free if index < size]] = 0
+            found = self.week.close(quarter, self._quarter[:size], known, self.tiers, self.zone)
+            at = (quarter + 1) * SLOT
+            for rows, factors in found:
+                for place in range(rows.size):
+                    key = self._table[int(rows[place])]
+                    if key is not None:
+                        facts.append(LevelShifted(at, key, float(factors[place])))
+        self._void = {each for each in self._void if each > quarter}
+        self._quarter[:] = 0
+        self._quarter_known = 0
+
+    # -- masks ---------------------------------------------------------------------------------------
+
+    def mask(self, start: float, end: float, keys: Iterable[str] | None = None) -> None:
+        """Keep profiles from learning in `[start, end)`: all models, or `keys`. Raw counts are kept all the same.
+
+        Tell it before the window: what a slot has learned is not taken back. Raises ValueError for an empty window.
+        """
+        if not (math.isfinite(start) and math.isfinite(end) and start < end):
+            raise ValueError(f"a window must end after it starts, unlike {start!r} to {end!r}")
+        mask = Mask(start, end, None if keys is None else frozenset(keys))
+        oldest = 60.0 * self.tiers.end - _MASK_MEMORY
+        self._masks = [each for each in self._masks if each.end > oldest and each != mask]
+        self._masks.append(mask)
+
+    def _hide(self, quarter: int, known: NDArray[np.float32]) -> None:
+        begin = quarter * SLOT
+        for mask in self._masks:
+            if mask.start < begin + SLOT and mask.end > begin:
+                if mask.keys is None:
+                    known[:] = 0
+                else:
+                    known[[self._index[key] for key in mask.keys if key in self._index]] = 0
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Models counted now, the order of all arrays."""
+        return self._live()[0]
+
+    def _live(self) -> tuple[tuple[str, ...], NDArray[np.int64], tuple[str | None, ...]]:
+        if self._fixed is None:
+            rows = [index for index, key in enumerate(self._table) if key is not None]
+            keys = tuple(key for key in self._table if key is not None)
+            self._fixed = keys, np.array(rows, np.int64), tuple(self._table)
+        return self._fixed
+
+    def rates(self, monotonic: float) -> NDArray[np.float64]:
+        """Requests per second `[n, 5]` by half-life, as of now, the requests since the last roll included."""
+        rows = self._live()[1]
+        elapsed = max(monotonic - self._rolled, 0.0)
+        hits = np.array(self._hits, np.int64)[rows]
+        now = self._decayed[:, rows] * np.exp(-_DECAY * elapsed) + hits * np.exp(-_DECAY * (elapsed / 2))
+        rates: NDArray[np.float64] = (now * _DECAY).T
+        return rates
+
+    def last_seen(self, wall: float) -> NDArray[np.float64]:
+        """UTC second of the last request per model, to the last roll; 0 for none yet, `wall` for one since then."""
+        rows = self._live()[1]
+        return np.where(np.array(self._hits, np.int64)[rows] > 0, wall, self._seen[rows])
+
+    def recent(self, minutes: int) -> History:
+        """Exact counts of the last closed minutes, at most 1,440."""
+        rows = self._live()[1]
+        return self.tiers.by_minute(minutes, rows, self._born[rows])
+
+    def closed(self, after: int) -> tuple[tuple[int, Minute], ...]:
+        """Minutes written since the minute `after`, with their numbers: what a journal has to append."""
+        count = min(max(self.tiers.end - after - 1, 0), len(self.tiers.minutes))
+        first = self.tiers.end - count
+        found = [self.tiers.minutes[place - count] for place in range(count)]
+        return tuple((first + step, row) for step, row in enumerate(found) if row is not UNSEEN)
+
+    def snapshot(self) -> Snapshot:
+        """Everything, shared rather than copied; a fraction of a millisecond."""
+        keys, rows, table = self._live()
+        size = len(table)
+        return Snapshot(
+            keys,
+            rows,
+            table,
+            self._born[:size].copy(),
+            self._anchor + self._rolled,
+            self._decayed[:, :size].copy(),
+            self._seen[:size].copy(),
+            self.tiers.freeze(),
+            self.week.freeze(),
+            self._quarter[:size].copy(),
+            self._quarter_known,
+            tuple(self._masks),
+            self.zone,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Counts of {len(self._index)} models to minute {self.tiers.end}>"

@@ -1,0 +1,249 @@
+"""The raw past in three grains: a day of exact minutes, 8 days of 5-minute counts, 28 days of 15-minute counts.
+
+Belongs here: rows of counts, how compactly they are held, reading them back as arrays with a mask of what is unknown.
+Rows never change once written, so a snapshot shares them. Never: seasons, clocks, names of models.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+MINUTES: Final = 1440
+FIVES: Final = 8 * 288
+QUARTERS: Final = 20 * 96 + 8
+"""Rows kept of each grain; the last follow where the 5-minute rows end, so that 28 days and two hours are covered."""
+
+_EXACT: Final = 32
+_TOP: Final = 2.0**26
+_STEP: Final = float(np.log2(_TOP / _EXACT)) / (255 - _EXACT)
+_VALUES: Final = np.concatenate([np.arange(_EXACT), np.rint(_EXACT * 2 ** (_STEP * np.arange(256 - _EXACT)))])
+_VALUES32: Final = _VALUES.astype(np.float32)
+_BYTE: Final = 255
+_WORD: Final = 65_535
+_FORGOTTEN: Final = (FIVES + 3 * QUARTERS) * 5
+
+
+def encode(counts: NDArray[np.int64] | NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Counts in one byte each: exact to 32, then within 3.4 %, at most 2**26."""
+    codes = np.minimum(counts, _EXACT - 1).astype(np.uint8)
+    large = np.flatnonzero(counts >= _EXACT)
+    if large.size:
+        steps = np.log2(counts[large] / _EXACT) / _STEP
+        codes[large] = np.rint(np.minimum(steps, 255 - _EXACT)).astype(np.uint8) + _EXACT
+    return codes
+
+
+def decode(codes: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The counts that codes stand for."""
+    return _VALUES32[codes]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Counts per model index of one bucket in codes; `known` of its minutes were observed. Absent indices are zero."""
+
+    codes: NDArray[np.uint8]
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """Exact counts per model index of one minute; the few that do not fit `narrow` are listed.
+
+    A minute that is not `known` was not observed from end to end: its counts are a lower bound, its zeros say nothing.
+    """
+
+    narrow: NDArray[np.uint8] | NDArray[np.uint16]
+    known: bool
+    wide: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None
+
+    def counts(self, size: int) -> NDArray[np.int64]:
+        """Exact counts of the first `size` indices."""
+        found = np.zeros(size, np.int64)
+        kept = min(size, self.narrow.size)
+        found[:kept] = self.narrow[:kept]
+        if self.wide is not None:
+            inside = self.wide[0] < size
+            found[self.wide[0][inside]] = self.wide[1][inside]
+        return found
+
+
+_NOTHING: Final = np.zeros(0, np.uint8)
+UNSEEN: Final = Minute(_NOTHING, known=False)
+GAP: Final = Row(_NOTHING, 0)
+
+
+def pack(counts: NDArray[np.int64], *, known: bool) -> Minute:
+    """The most compact exact form of a minute: one byte a model unless an eighth of them is hot."""
+    hot = np.flatnonzero(counts > _BYTE)
+    if not hot.size:
+        return Minute(counts.astype(np.uint8), known)
+    if 8 * hot.size <= counts.size:
+        return Minute(counts.astype(np.uint8), known, (hot.astype(np.int32), counts[hot]))
+    hot = np.flatnonzero(counts > _WORD)
+    wide = (hot.astype(np.int32), counts[hot]) if hot.size else None
+    return Minute(counts.astype(np.uint16), known, wide)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Counts of consecutive buckets: `counts[n, T]` per bucket, `known[n, T]`, models in the order asked for.
+
+    `start` is the first bucket's UTC instant, `bucket` its seconds. A bucket observed for at least half of its minutes
+    is scaled up to all of them; any other is unknown, and so is all before a model was first counted.
+    """
+
+    start: float
+    bucket: float
+    counts: NDArray[np.float64]
+    known: NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Tiers:
+    """`end` is the first minute (since the epoch) that is not yet written; `born` is kept by the owner."""
+
+    end: int = 0
+    minutes: deque[Minute] = field(default_factory=lambda: deque(maxlen=MINUTES))
+    fives: deque[Row] = field(default_factory=deque[Row])
+    quarters: deque[Row] = field(default_factory=lambda: deque(maxlen=QUARTERS))
+    open_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    open_known: int = 0
+
+    def start(self, minute: int) -> None:
+        """Nothing is known before this minute."""
+        self.end = minute
+        self.minutes.clear()
+        self.fives.clear()
+        self.quarters.clear()
+        self.open_counts = np.zeros(0, np.int64)
+        self.open_known = 0
+
+    def push(self, minute: Minute, counts: NDArray[np.int64]) -> None:
+        """Write the next minute: its row, and the same counts as an array."""
+        self.minutes.append(minute)
+        self.open_counts = widened(self.open_counts, counts.size)
+        self.open_counts[: counts.size] += counts
+        self.open_known += minute.known
+        self._advance()
+
+    def skip(self, to: int) -> None:
+        """Minutes up to `to` were not observed."""
+        if to - self.end > _FORGOTTEN:
+            self.start(to)
+        while self.end < to:
+            self.minutes.append(UNSEEN)
+            self._advance()
+
+    def _advance(self) -> None:
+        self.end += 1
+        if self.end % 5:
+            return
+        self.fives.append(Row(encode(self.open_counts), self.open_known) if self.open_known else GAP)
+        self.open_counts = np.zeros(self.open_counts.size, np.int64)
+        self.open_known = 0
+        # Three that begin a quarter leave together; a first few before a full quarter leave unheard.
+        while len(self.fives) > FIVES and (self.end // 5 - len(self.fives)) % 3:
+            self.fives.popleft()
+        if len(self.fives) >= FIVES + 3:
+            self.quarters.append(merged([self.fives.popleft() for _ in range(3)]))
+
+    def rewind(self, to: int) -> None:
+        """The clock was wrong by more than a day: whatever was written for minutes from `to` on never happened."""
+        for _ in range(min(self.end - to, len(self.minutes))):
+            self.minutes.pop()
+        for _ in range(min(self.end // 5 - to // 5, len(self.fives))):
+            self.fives.pop()
+        if not self.fives:
+            self.start(to)
+        self.end = to
+        self.open_counts = np.zeros(self.open_counts.size, np.int64)
+        self.open_known = 0
+
+    def quarter(self, index: int) -> Row:
+        """The 15 minutes that begin at `index * 900` seconds; a gap if they are no longer or not yet held."""
+        first_five = self.end // 5 - len(self.fives)
+        place = 3 * index - first_five
+        if 0 <= place <= len(self.fives) - 3:
+            return merged([self.fives[place + step] for step in range(3)])
+        place = index - (-(-first_five // 3) - len(self.quarters))
+        return self.quarters[place] if 0 <= place < len(self.quarters) else GAP
+
+    def freeze(self) -> Tiers:
+        """A copy that shares the rows."""
+        return Tiers(
+            self.end,
+            self.minutes.copy(),
+            self.fives.copy(),
+            self.quarters.copy(),
+            self.open_counts.copy(),
+            self.open_known,
+        )
+
+    def by_minute(self, length: int, rows: NDArray[np.int64], born: NDArray[np.int64]) -> History:
+        """The last `length` minutes (at most a day) of the models at indices `rows`, born at minute `born[rows]`."""
+        length = min(length, len(self.minutes))
+        size = int(rows.max(initial=-1)) + 1
+        counts = np.zeros((rows.size, length))
+        seen = np.zeros(length, np.bool_)
+        for place, row in enumerate(islice(self.minutes, len(self.minutes) - length, None)):
+            counts[:, place] = row.counts(size)[rows]
+            seen[place] = row.known
+        start = self.end - length
+        known = seen & (np.arange(start, self.end) >= born[rows][:, None])
+        return History(60.0 * start, 60.0, counts * known, known)
+
+    def by_bucket(self, bucket: int, rows: NDArray[np.int64], born: NDArray[np.int64]) -> History:
+        """All complete buckets of 300 s (8 days) or 900 s (28 days), as `by_minute`. Raises ValueError for others."""
+        if bucket not in (300, 900):
+            raise ValueError(f"bucket must be 300 or 900 seconds, not {bucket!r}")
+        found = list(self.fives) if bucket == 300 else list(self._all_quarters())  # noqa: PLR2004 - five minutes
+        minutes = bucket // 60
+        start = (self.end // minutes - len(found)) * minutes
+        counts = np.zeros((rows.size, len(found)))
+        share = np.zeros(len(found))
+        for place, row in enumerate(found):
+            inside = rows < row.codes.size
+            counts[inside, place] = decode(row.codes[rows[inside]])
+            share[place] = row.known / minutes
+        usable = share >= 0.5  # noqa: PLR2004 - half
+        known = usable & (start + minutes * np.arange(len(found)) >= born[rows][:, None])
+        counts *= known / np.where(usable, share, 1.0)
+        return History(60.0 * start, float(bucket), counts, known)
+
+    def _all_quarters(self) -> Iterator[Row]:
+        yield from self.quarters
+        first = self.end // 5 - len(self.fives)
+        fives = islice(self.fives, -first % 3, None)
+        while len(three := list(islice(fives, 3))) == 3:  # noqa: PLR2004 - five-minute rows of a quarter
+            yield merged(three)
+
+
+def merged(rows: list[Row]) -> Row:
+    """Several rows as one."""
+    size = max(row.codes.size for row in rows)
+    if not size:
+        return GAP
+    total = np.zeros(size, np.float64)
+    for row in rows:
+        total[: row.codes.size] += decode(row.codes)
+    return Row(encode(total), sum(row.known for row in rows))
+
+
+def widened(array: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """The array itself, or a longer copy padded with zeros."""
+    if array.size >= size:
+        return array
+    grown = np.zeros(size, np.int64)
+    grown[: array.size] = array
+    return grown
