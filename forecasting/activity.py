@@ -96,7 +96,7 @@ class Activity:
 
     def share(self, memory: int) -> Floats:
         """Decayed share of active windows; `memory` indexes `HALF_LIVES`."""
-        return self.active[memory] / np.maximum(self.weight[memory], 1e-9)
+        return np.asarray(self.active[memory] / np.maximum(self.weight[memory], 1e-9), np.float64)
 
     def roll(self, slot: int, counts: Floats, known: Bools | None = None) -> None:
         """Close one window: `slot` of the local week, requests per model, and which counts are true (False = gap).

@@ -6,7 +6,7 @@ Never import this from serving code: statsmodels costs 150 MB.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 STEPS = 50
 ABSURD = 1e3
 """A coefficient that large is separation, not knowledge."""
+MATRIX = 2
+CLOSE = 1e-8
 
 
 def binomial(x: Floats, y: Floats) -> Floats:
@@ -34,7 +36,7 @@ def binomial(x: Floats, y: Floats) -> Floats:
 
 
 def _check(x: Floats, y: Floats) -> None:
-    if x.ndim != 2 or y.shape != x.shape[:1] or not len(y):  # rows and columns
+    if x.ndim != MATRIX or y.shape != x.shape[:1] or not len(y):
         msg = f"rows and answers do not match: {x.shape} and {y.shape}"
         raise ValueError(msg)
     if not np.all(np.isfinite(x)) or not np.all((y == 0) | (y == 1)):
@@ -55,7 +57,7 @@ def _statsmodels(x: Floats, y: Floats) -> Floats | None:
             result: Any = sm.GLM(y, x, family=sm.families.Binomial()).fit(maxiter=STEPS)
         except (Warning, LinAlgError, PerfectSeparationError, ValueError):
             return None
-    params = cast("Floats", np.asarray(result.params, np.float64))
+    params: Floats = np.asarray(result.params, np.float64)
     return params if bool(result.converged) and np.all(np.isfinite(params)) else None
 
 
@@ -73,6 +75,6 @@ def ridge(x: Floats, y: Floats, strength: float = 1.0) -> Floats:
         gradient = x.T @ (y - p) - penalty * weights
         step = np.linalg.solve((x * curvature[:, None]).T @ x + np.diag(penalty), gradient)
         weights += np.clip(step, -2, 2)
-        if np.abs(step).max() < 1e-8:  # converged
+        if np.abs(step).max() < CLOSE:
             break
     return weights

@@ -83,4 +83,4 @@ def hazard(counts: NDArray[np.float32], rate: Floats) -> NDArray[np.float32]:
     ended = smooth.copy()
     ended[:, -1] /= limit
     prior = np.float32(PRIOR) * rate.astype(np.float32)[:, None]
-    return np.clip((ended + prior) / (survivors + np.float32(PRIOR)), 0.0, 1.0)
+    return np.asarray(np.clip((ended + prior) / (survivors + np.float32(PRIOR)), 0.0, 1.0), np.float32)

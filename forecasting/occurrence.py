@@ -1,27 +1,28 @@
 """Will a model be asked for in a given window: 25 columns per model and one pooled logistic regression per horizon.
 
-Prediction needs the coefficients only; fitting is in `glm.py`, on the fitting worker's side. Features come from
-`Activity` and therefore from windows that are over. Counts of requests never: that is another question.
+Prediction needs the coefficients only; `training.py` and `glm.py` find them, in the fitting worker. Features come
+from `Activity` and therefore from windows that are over. Counts of requests never: that is another question.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forecasting.activity import Activity, Horizon
+from forecasting.launch import LAUNCH_COLUMNS, fleet_shape, launch_features
+from forecasting.odds import expit, logit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
-    Bools = NDArray[np.bool_]
     Rows = NDArray[np.int64]
-    Fit = Callable[[Floats, Floats], Floats]
 
 COLUMNS = (
     "intercept",
@@ -39,21 +40,7 @@ PRIOR = 0.5
 WIDE = 3
 """Slots to each side of the wide onset profile."""
 VOLUME_SCALE = 5.0
-MOMENTS = 600
-"""Past instants from which training rows are drawn."""
-LIMIT = 30.0
-"""|log odds| beyond which an exponential says nothing more."""
-
-
-def logit(p: Floats, clip: float) -> Floats:
-    """Log odds, with p clipped to [clip, 1 - clip]."""
-    q = np.clip(p, clip, 1.0 - clip)
-    return np.log(q / (1.0 - q))
-
-
-def expit(x: Floats) -> Floats:
-    """Probability of log odds."""
-    return 1.0 / (1.0 + np.exp(-np.clip(x, -LIMIT, LIMIT)))
+_NAME = re.compile(r"(known|young)/([0-9]{1,6})/([0-9]{1,6})")
 
 
 def _smooth(sums: NDArray[np.float32], slots: Sequence[int], weights: Sequence[float], rows: Rows) -> Floats:
@@ -85,7 +72,7 @@ def _profile(state: Activity, slot: int, span: int, rows: Rows) -> Floats:
         idle, started, busy, stayed = _smooth(state.slots, slots, weights, rows)
         seen, active = idle + busy, started + stayed
         share = state.share(2)[rows]
-    return (active + PRIOR * share) / (seen + PRIOR)
+    return np.asarray((active + PRIOR * share) / (seen + PRIOR), np.float64)
 
 
 def _moves(state: Activity, horizon: Horizon, slot: int, reach: int, rows: Rows) -> tuple[Floats, Floats]:
@@ -140,80 +127,46 @@ def features(state: Activity, horizon: Horizon, slot: int, rows: Rows | None = N
     return np.stack(columns, axis=1)
 
 
-def sample(
-    counts: Floats,
-    known: Bools,
-    phase: Rows,
-    horizons: Sequence[Horizon],
-    *,
-    window: float = 600.0,
-    since: int = 0,
-    rows: int = 100_000,
-    seed: int = 0,
-) -> Mapping[Horizon, tuple[Floats, Floats]]:
-    """Training rows and answers per horizon, from `counts[n, T]` and `known[n, T]` rolled through `Activity`.
-
-    Rows are drawn from at most `MOMENTS` instants not before bucket `since`, about `rows` in all; a target that
-    is not wholly known, or not over, gives none.
-    """
-    models, length = counts.shape
-    rng = np.random.default_rng(seed)
-    moments = np.sort(rng.permutation(np.arange(since, length))[:MOMENTS])
-    each = min(models, -(-rows // max(len(moments), 1)))
-    state = Activity(models, window, [horizon.span for horizon in horizons])
-    found: dict[Horizon, list[tuple[Floats, Floats]]] = {horizon: [] for horizon in horizons}
-    wanted = set(moments.tolist())
-    for now in range(length):
-        if now in wanted:
-            chosen = np.sort(rng.choice(models, each, replace=False))
-            for horizon, pairs in found.items():
-                first, last = now + horizon.lead, now + horizon.lead + horizon.span
-                usable = chosen[known[chosen, first:last].all(axis=1)] if last <= length else chosen[:0]
-                if usable.size:
-                    answer = (counts[usable, first:last] > 0).any(axis=1).astype(np.float64)
-                    pairs.append((features(state, horizon, int(phase[now]), usable), answer))
-        state.roll(int(phase[now]), counts[:, now], known[:, now])
-    return {
-        horizon: (np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs]))
-        for horizon, pairs in found.items()
-        if pairs
-    }
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Occurrence:
-    """Coefficients per horizon, `[25]` in the order of `COLUMNS`."""
+    """Coefficients per horizon: `known` for models with a day of history, `[25]`; `young` for others, `[10]`."""
 
-    coefficients: Mapping[Horizon, Floats]
+    known: Mapping[Horizon, Floats]
+    young: Mapping[Horizon, Floats] = field(default_factory=dict["Horizon", "Floats"])
 
     def __post_init__(self) -> None:
-        for horizon, weights in self.coefficients.items():
-            if weights.shape != (len(COLUMNS),) or not np.all(np.isfinite(weights)):
-                msg = f"{horizon} needs {len(COLUMNS)} finite coefficients"
-                raise ValueError(msg)
+        for group, width in ((self.known, len(COLUMNS)), (self.young, len(LAUNCH_COLUMNS))):
+            for horizon, weights in group.items():
+                if weights.shape != (width,) or not np.all(np.isfinite(weights)):
+                    msg = f"{horizon} needs {width} finite coefficients"
+                    raise ValueError(msg)
 
-    def chance(self, state: Activity, horizon: Horizon, slot: int, rows: Rows | None = None) -> Floats:
-        """P(any request in the horizon's windows) of some models (default all). Raises `KeyError` if not fitted."""
-        return expit(features(state, horizon, slot, rows) @ self.coefficients[horizon])
+    def chance(self, state: Activity, horizon: Horizon, slot: int, shape: Floats | None = None) -> Floats:
+        """P(any request in the horizon's windows) of every model; `slot` is the week slot of the window after now.
+
+        Models younger than a day follow the launch regression when there is one; `shape` is what `fleet_shape`
+        says (default: of this state). Raises `KeyError` for a horizon that was not fitted.
+        """
+        p = expit(features(state, horizon, slot) @ self.known[horizon])
+        young = np.flatnonzero(state.age < state.day)
+        if young.size and horizon in self.young:
+            fleet = fleet_shape(state) if shape is None else shape
+            p[young] = expit(launch_features(state, horizon, slot, fleet, young) @ self.young[horizon])
+        return p
 
     def arrays(self) -> dict[str, Floats]:
         """Plain arrays to persist."""
-        return {f"{horizon.lead}/{horizon.span}": weights for horizon, weights in self.coefficients.items()}
+        groups = (("known", self.known), ("young", self.young))
+        return {f"{name}/{h.lead}/{h.span}": weights for name, group in groups for h, weights in group.items()}
 
     @classmethod
     def restore(cls, arrays: Mapping[str, Floats]) -> Occurrence:
         """The inverse of `arrays`. Raises `ValueError` on anything else."""
-        return cls({_horizon(name): np.asarray(weights, np.float64) for name, weights in arrays.items()})
-
-
-def _horizon(name: str) -> Horizon:
-    lead, _, span = name.partition("/")
-    if not (lead.isdecimal() and span.isdecimal()):
-        msg = f"no horizon: {name[:40]!r}"
-        raise ValueError(msg)
-    return Horizon(int(lead), int(span))
-
-
-def fit(samples: Mapping[Horizon, tuple[Floats, Floats]], solve: Fit) -> Occurrence:
-    """One regression per horizon; `solve` maps rows and answers to coefficients (`glm.binomial`)."""
-    return Occurrence({horizon: solve(x, y) for horizon, (x, y) in samples.items()})
+        groups: dict[str, dict[Horizon, Floats]] = {"known": {}, "young": {}}
+        for name, weights in arrays.items():
+            found = _NAME.fullmatch(name)
+            if found is None:
+                msg = f"no coefficients of a horizon: {name[:40]!r}"
+                raise ValueError(msg)
+            groups[found[1]][Horizon(int(found[2]), int(found[3]))] = np.asarray(weights, np.float64)
+        return cls(groups["known"], groups["young"])

@@ -29,9 +29,53 @@ def lru(row: Resident, _now: float, _outlook: Outlook) -> float:
     return row.last_used
 
 
+TRACE = 1e-9
+"""Of a rate: enough to order by recency what nothing at all is expected of."""
+PATIENCE = 600.0
+"""Seconds of idleness after which a model without a forecast is expected as often as one with a request in so many."""
+ENOUGH = 0.7
+"""Expected requests that count as the next use."""
+SOONEST = 75.0
+"""Seconds: a use that is due may not weigh without limit."""
+
+
+def rate(row: Resident, now: float, outlook: Outlook) -> float:
+    """Expected request rate times reload cost per byte leaves first when small (λ_E·c/s, `policy.md` section 6.4).
+
+    Least recently used, for all alike, when the outlook is empty or stale.
+    """
+    if not outlook.fresh(now):
+        return row.last_used
+    known = row.key in outlook.prospects
+    return _value(row, now, outlook.of(row.key).evict_rate if known else _recency(row, now))
+
+
+def ttn(row: Resident, now: float, outlook: Outlook) -> float:
+    """The same with the rate that the time to the next use implies; for traffic that follows a schedule."""
+    if not outlook.fresh(now):
+        return row.last_used
+    if row.key not in outlook.prospects:
+        return _value(row, now, _recency(row, now))
+    left = outlook.of(row.key).next_use - max(now - outlook.origin, 0.0)
+    return _value(row, now, ENOUGH / max(left, SOONEST))
+
+
+def _recency(row: Resident, now: float) -> float:
+    """The rate of a model that no forecast knows: the longer idle, the lower."""
+    return 1.0 / (max(now - row.last_used, 0.0) + PATIENCE)
+
+
+def _value(row: Resident, now: float, expected: float) -> float:
+    """Seconds of reloading that a byte saves per second; a model that costs nothing to load still counts a little."""
+    cost = max(row.model.load_seconds, 1e-3)
+    return (expected + TRACE * _recency(row, now)) * cost / max(row.size, 1)
+
+
 POLICIES: Mapping[str, Score] = MappingProxyType(
     {
         "lru": lru,
+        "rate": rate,
+        "ttn": ttn,
         # The same order; what differs is that its residents also leave by themselves when idle for `ttl_idle`.
         "lru_ttl": lru,
     }

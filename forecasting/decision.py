@@ -1,0 +1,48 @@
+"""Hold or leave, load or not, who goes first: prices compared, as pure functions over arrays of models.
+
+Costs are in one unit of the caller's choice (request-seconds). What a forecast is worth is decided here and nowhere
+else; what may be evicted at all is not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Bools = NDArray[np.bool_]
+
+
+def threshold(cold: Floats, hold: Floats) -> Floats:
+    """p* = 1 / (1 + C/h): the chance of a request above which holding a model is cheaper than loading it late.
+
+    `cold` is C, the cost of a request in the window that finds the model absent; `hold` is h, that of a window
+    held for nothing. Holding for free gives 0; a cold start that costs nothing gives 1.
+    """
+    c, h = np.maximum(cold, 0.0), np.maximum(hold, 0.0)
+    total = c + h
+    return np.asarray(np.where(total > 0, h / np.where(total > 0, total, 1.0), 1.0), np.float64)
+
+
+def keep(p: Floats, cold: Floats, hold: Floats) -> Bools:
+    """Hold, or load, iff p > p*."""
+    return p > threshold(cold, hold)
+
+
+def gain(p: Floats, cold: Floats, hold: Floats, load: Floats, channel: float) -> Floats:
+    """What loading now is worth: p·C - (1 - p)·h - L·price of the load channel, `load` in seconds of it."""
+    return np.asarray(p * cold - (1.0 - p) * hold - load * channel, np.float64)
+
+
+def value(p: Floats, cold: Floats, size: Floats) -> Floats:
+    """Victims leave in ascending order of this: expected cold cost per byte, p·C / size."""
+    return np.asarray(p * cold / np.maximum(size, 1.0), np.float64)
+
+
+def worth_it(gained: float, victims: Floats, hysteresis: float = 0.0) -> bool:
+    """Load under pressure iff what is gained exceeds the victims' p·C, and a margin that keeps two from alternating."""
+    return gained > float(victims.sum()) + hysteresis
