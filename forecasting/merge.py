@@ -25,7 +25,7 @@ class Part:
     """What one entry says of one model: [start, end), its rate (reached linearly within `ramp` s), and its weight.
 
     `began` is where the entry's own window starts: a part that was cut keeps the ramp of the whole. `adds` says that
-    the rate comes on top of others (`combine: sum`).
+    the rate comes on top of others (`combine: sum`), `moved` that a change of the clocks moved the start.
     """
 
     start: float
@@ -39,6 +39,7 @@ class Part:
     require: bool = False
     adds: bool = False
     began: float | None = None
+    moved: bool = False
 
     def rate(self, at: float) -> float:
         """Requests per second at an instant; 0 outside."""

@@ -96,12 +96,13 @@ def _matching(pattern: str, models: Sequence[str], last: Mapping[str, str]) -> I
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """One time that an entry's window opens: [start, end), and the local date it belongs to."""
+    """One time that an entry's window opens: [start, end), its local date, and whether a clock change moved it."""
 
     peak: Peak
     start: float
     end: float
     day: date
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def occurrences(peak: Peak, start: float, end: float) -> Iterator[Occurrence]:
         return
     for found in starts(peak.rule, peak.zone, since, until):
         if found.at + peak.duration > start and peak.applies_on(found.day):
-            yield Occurrence(peak, found.at, found.at + peak.duration, found.day)
+            yield Occurrence(peak, found.at, found.at + peak.duration, found.day, found.moved)
 
 
 def agenda(
@@ -267,6 +268,7 @@ def _part(each: Occurrence) -> Part:
         require=peak.require,
         adds=peak.adds,
         began=each.start,
+        moved=each.moved,
     )
 
 

@@ -115,10 +115,11 @@ Rule: TypeAlias = Daily | Cron | Recurrence | Once
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start: its instant (UTC epoch seconds) and the local date the rule names, also when a gap moved it."""
+    """One start: its instant (UTC epoch seconds), the local date the rule names, and whether a gap moved it."""
 
     at: float
     day: date
+    moved: bool = False
 
 
 def starts(rule: Rule, zone: tzinfo, since: float, until: float) -> Iterator[Start]:
@@ -135,7 +136,7 @@ def starts(rule: Rule, zone: tzinfo, since: float, until: float) -> Iterator[Sta
             continue  # a second wall time in the same gap
         before = at
         if since <= at < until and not _skipped(wall.date(), at, zone):
-            yield Start(at, wall.date())
+            yield Start(at, wall.date(), _wall(at, zone) != wall)
 
 
 def shortest_gap(rule: Rule) -> float | None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from runtime.commands.client import Server
+    from runtime.commands.peaks import Preview
     from runtime.config.lint import Finding
     from runtime.config.schema import Config
 
@@ -198,6 +199,112 @@ def demo(port: Annotated[int | None, typer.Option(help="Where to serve.")] = Non
     from runtime.demo.tour import main as tour
 
     raise typer.Exit(tour(port))
+
+
+# -- scheduled peaks ---------------------------------------------------------------------------------
+
+peaks = typer.Typer(help="Look at scheduled peaks before the server acts on them.", no_args_is_help=True)
+app.add_typer(peaks, name="peaks")
+
+At = Annotated[str | None, typer.Option("--at", help="Pretend it is this moment, as 2026-12-01T08:00+01:00.")]
+
+
+@peaks.command("lint", epilog=_EPILOG)
+def peaks_lint(file: File, at: At = None, *, json: Json = False) -> None:
+    """Check scheduled peaks as of now: what will not fire again, names no model, or does not fit."""
+    from runtime.commands.peaks import lint, machine_memory
+    from runtime.commands.show import as_json
+
+    now = _moment(at)
+    try:
+        rows = lint(file, os.environ, now, machine_memory())
+    except ConfigError as error:
+        if not json:
+            _end(error.message, SETUP)
+        print(as_json({"ok": False, "errors": error.message.splitlines(), "findings": []}))
+        raise typer.Exit(SETUP) from None
+    bad = any(row["level"] == "error" for row in rows)
+    if json:
+        print(as_json({"ok": not bad, "errors": [], "findings": rows}))
+    else:
+        for row in rows:
+            hint = f" ({row['hint']})" if row["hint"] else ""
+            line = f"{row['place']}: {row['level']}: {row['path']}: {row['text']}{hint}"
+            if row["level"] == "error":
+                _tell(line)
+            else:
+                print(line)
+        if not bad:
+            print(f"{file}: ok")
+    raise typer.Exit(SETUP if bad else OK)
+
+
+@peaks.command("preview", epilog=_EPILOG)
+def peaks_preview(
+    file: File,
+    span: Annotated[str, typer.Option("--next", help="How far to look, as 14d or 36h.")] = "14d",
+    tz: Annotated[str | None, typer.Option("--tz", help="Zone to show; else preload.defaults.timezone.")] = None,
+    at: At = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw it to this file, as out.png or out.svg.")] = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Show when which models would be made ready, in local time and UTC; the planner acts on the same windows."""
+    from runtime.commands.peaks import COLUMNS, cells, preview, rows
+    from runtime.commands.show import as_json, table
+    from runtime.config.units import parse_seconds
+
+    now = _moment(at)
+    try:
+        length = parse_seconds(span)
+    except ValueError as error:
+        _end(f"--next: {error}", SETUP)
+    if not 0 < length <= _LONGEST_SPAN:
+        _end("--next: must be longer than nothing and at most 1830d", SETUP)
+    try:
+        plan = preview(_configuration(file), now, length, tz)
+    except ConfigError as error:
+        _end(error.message, SETUP)
+    except ValueError as error:
+        _end(f"--tz: {error}", SETUP)
+    found = rows(plan)
+    if json:
+        print(as_json({"zone": plan.zone_name, "mode": plan.mode, "rows": found}))
+    else:
+        table(COLUMNS, (cells(row, plan) for row in found), "nothing is scheduled")
+        if plan.mode == "observe" and found:
+            _tell("mode: observe, so none of this is loaded ahead")
+    if plot is not None:
+        _draw(plan, plot)
+
+
+_LONGEST_SPAN = 1830 * 86_400.0
+
+
+def _draw(plan: Preview, path: Path) -> None:
+    from runtime.commands.peaksplot import PlotMissing, draw
+
+    try:
+        draw(plan, path)
+    except (PlotMissing, OSError, ValueError) as error:
+        _end(f"--plot: {_sentence(error)}", SETUP)
+    _tell(f"drawn: {path}")
+
+
+def _moment(text: str | None) -> float:
+    """UTC epoch seconds of now, or of a moment somebody pretends; one without an offset is UTC."""
+    import time
+    from datetime import UTC
+
+    from runtime.config.moments import parse_moment
+
+    if text is None:
+        return time.time()
+    try:
+        moment = parse_moment(text)
+    except ValueError as error:
+        _end(f"--at: {error}", SETUP)
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 # -- clients of a running server ---------------------------------------------------------------------
