@@ -243,6 +243,11 @@ class Actor(ABC, Generic[M]):
         assert self._ref is not None, "not started"
         return self._ref
 
+    @property
+    def asker_left(self) -> bool:
+        """True when whoever asked what is being handled was cancelled meanwhile."""
+        return self._current is not None and self._current.abandoned
+
     def defer(self) -> Reply[Any]:
         """Take over the current message's reply and settle it while handling a later message."""
         reply, self._current = self._current, None

@@ -22,6 +22,7 @@ from actors.errors import (
 from actors.residency.model import Trigger
 from actors.residency.plan import Asking, Join, Load, Never, Ready, Wait, plan
 from actors.residency.states import State
+from actors.supervisor import one_line
 
 if TYPE_CHECKING:
     from actors.alarm import Alarm
@@ -92,7 +93,7 @@ class Arrivals:
         books = self._books
         if wish.anticipated:
             books.emit(facts.PrefetchSettled(now, books.where, wish.key, "cancelled"))
-        self._departures.spare(wish, now)
+        self._spare(wish, now)
         if not wish.loading:
             books.wishes.end(wish)
             return
@@ -101,6 +102,11 @@ class Arrivals:
             books.ledger.abort(wish.key, now=now)
         assert wish.job is not None
         wish.job.cancel()
+
+    def _spare(self, wish: Wish, now: float) -> None:
+        """Residents that were only draining for this wish stay, and expire like the others."""
+        for row in self._departures.spare(wish, now):
+            self._alarm.at(self._departures.expire(row, now))
 
     def refuse_all(self, wish: Wish, error: ForeloadError, now: float) -> None:
         """Tell everyone who wants it, each with an error of their own."""
@@ -195,6 +201,9 @@ class Arrivals:
             case Ready():
                 row = books.ledger.get(wish.key)
                 assert row is not None
+                if row.model.fingerprint != wish.model.fingerprint:
+                    self._departures.retire(row, "replaced", now)
+                    return True
                 self._fulfil(wish, row, books.tier, now)
                 return False
             case Join():
@@ -226,6 +235,7 @@ class Arrivals:
             self._alarm.at(until)
             return True
         if wish.trigger is Trigger.PREFETCH or reason == "unloading":
+            self._alarm.at(until)
             return True
         # Warm loads and recoveries take free room or none.
         self.refuse_all(wish, self._books.no_room(wish, 5.0), now)
@@ -255,6 +265,7 @@ class Arrivals:
         books = self._books
         wish = books.wishes.under(load)
         if wish is None:
+            self._below.drop(below)  # a load of a former incarnation: nobody else knows this ticket
             return
         now = books.now()
         if wish.lost:
@@ -322,7 +333,7 @@ class Arrivals:
             self.stopped(load)
             return
         now = books.now()
-        error = exc if isinstance(exc, ForeloadError) else LoadFailed(f"{wish.key} could not be loaded: {exc}")
+        error = exc if isinstance(exc, ForeloadError) else _unforeseen(wish, exc)
         error.model = error.model or wish.model.name
         self._undo(wish, now)
         if isinstance(error, OutOfMemory) and not wish.retried and self._try_again(wish, error, now):
@@ -335,7 +346,7 @@ class Arrivals:
             books.quarantine.gave_up(wish.model.fingerprint)
         self._tell_failed(wish, error, now)
         self.refuse_all(wish, error, now)
-        self._departures.spare(wish, now)
+        self._spare(wish, now)
         books.wishes.end(wish)
 
     def stopped(self, load: str) -> None:
@@ -385,7 +396,7 @@ class Arrivals:
                 wish.key,
                 wish.trigger,
                 error.code,
-                error.message,
+                one_line(error.__cause__) if error.__cause__ is not None else error.message,
                 now - wish.started,
                 error.retry_after or 0.0,
             )
@@ -432,6 +443,14 @@ class Arrivals:
         row = books.ledger.adopt(wish.model, report.resident, now=now, idle=True)
         books.emit(facts.Adopted(now, books.where, books.tier, row.key, row.size, 0))
         self._below.keep(row.key, below)
+        self._alarm.at(self._departures.expire(row, now))
 
     def __repr__(self) -> str:
         return f"<Arrivals {self._books.wishes!r}>"
+
+
+def _unforeseen(wish: Wish, exc: Exception) -> LoadFailed:
+    """Callers hear the kind of a foreign exception only: its text may name files. The event has all of it."""
+    error = LoadFailed(f"{wish.key} could not be loaded ({type(exc).__name__})")
+    error.__cause__ = exc
+    return error

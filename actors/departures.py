@@ -65,11 +65,16 @@ class Departures:
         del self._leaving[row.key]
         self._books.ledger.resume(row.key, now=now)
 
-    def spare(self, wish: Wish, now: float) -> None:
+    def spare(self, wish: Wish, now: float) -> list[Resident]:
         """Residents that were only draining for this wish stay."""
-        for leaving in tuple(self._leaving.values()):
-            if leaving.wish is wish and leaving.row.state is State.DRAINING:
-                self.resume(leaving.row, now)
+        spared = [
+            leaving.row
+            for leaving in self._leaving.values()
+            if leaving.wish is wish and leaving.row.state is State.DRAINING
+        ]
+        for row in spared:
+            self.resume(row, now)
+        return spared
 
     def shrink(self, wanted: int, reason: str, now: float) -> None:
         """Evict idle residents, the least valuable first, until so many bytes are on their way out."""

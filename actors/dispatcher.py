@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 from actors.actor import Actor, Ref, Reply, Request
-from actors.errors import ForeloadError, UnknownModel
+from actors.errors import FetchFailed, ForeloadError, UnknownModel
 from actors.messages import Command, Unload
 from actors.residency.plan import ceiling
 from actors.tier_cache import TierCache
@@ -187,7 +187,9 @@ class Dispatcher(Actor[Order]):
             self._remember(ask)
             reply.refuse(self._no(ask))
         for waiting in self._refreshing:
-            waiting.refuse(error if isinstance(error, ForeloadError) else ForeloadError(str(error)))
+            waiting.refuse(
+                error if isinstance(error, ForeloadError) else FetchFailed("the catalogue could not be read")
+            )
         self._refreshing.clear()
 
     def _settled(self) -> list[tuple[Resolve, Reply[Model]]]:

@@ -110,7 +110,7 @@ class TierCache(Actor[m.Command]):
             return False
         row, held = released
         self._emit(facts.LeaseReleased(now, self.where, row.key, ticket, held))
-        if not row.leases and (row.state is State.DRAINING or self.wishes.waiting or self._drained):
+        if not row.leases and (row.state is State.DRAINING or self.wishes.open or self._drained):
             self.me.tell(m.Woke())
         return True
 
@@ -221,12 +221,17 @@ class TierCache(Actor[m.Command]):
     def _acquire(self, ask: m.Acquire) -> m.Grant | None:
         now = self._now()
         model = ask.model
+        if self.asker_left:
+            return None  # its release came first and found nothing: a lease would have no end
         if self._draining:
             raise self._stopping(model)
-        row = self._resident(model, now)
+        if ask.trigger is Trigger.ADMIN:
+            self._books.quarantine.clear(model.fingerprint)
+        row = self._resident(model)
         if row is not None:
             return m.Grant(self._grant(row, ask.ticket, ask.request, now), self.tier)
         self._admit(model, now)
+        self._make_way(model, now)
         wish = self._arrivals.wish(model, ask.trigger, priority=ask.priority, request=ask.request, now=now)
         settings = self._books.settings
         if self.wishes.waiting >= settings.waiters or len(wish.waiters) >= settings.waiters_per_model:
@@ -256,24 +261,31 @@ class TierCache(Actor[m.Command]):
             ):
                 # The last command decides: a load takes the unload before it back.
                 self._departures.resume(draining, now)
-        row = self._resident(model, now)
+        row = self._resident(model)
         if row is not None:
             row.pinned = row.pinned if ask.pin is None else ask.pin
+            self._alarm.at(self._departures.expire(row, now))
             return
         self._admit(model, now)
+        self._make_way(model, now)
+        before = self.wishes.of(model.key)
         wish = self._arrivals.wish(model, ask.trigger, priority=ask.priority, request=ask.request, now=now)
+        if wish is not before:
+            wish.anticipated = ask.trigger is Trigger.PREFETCH
         wish.watchers.append(Watcher(self.defer(), ask.trigger, ask.expires, ask.pin))
         self._alarm.at(ask.expires)
 
-    def _resident(self, model: Model, now: float) -> Resident | None:
-        """The model if it is resident with these very weights; older ones under its key have to leave."""
+    def _resident(self, model: Model) -> Resident | None:
+        """The model, if it is resident with these very weights."""
         row = self.ledger.get(model.key)
-        if row is None or row.state is not State.RESIDENT:
-            return None
-        if row.model.fingerprint == model.fingerprint:
-            return row
-        self._departures.retire(row, "replaced", now)
-        return None
+        fits = row is not None and row.state is State.RESIDENT and row.model.fingerprint == model.fingerprint
+        return row if fits else None
+
+    def _make_way(self, model: Model, now: float) -> None:
+        """Older weights under the key of an admitted model have to leave."""
+        row = self.ledger.get(model.key)
+        if row is not None and row.state is State.RESIDENT:
+            self._departures.retire(row, "replaced", now)
 
     def _admit(self, model: Model, now: float) -> None:
         """Refuse what cannot work, before anything else is disturbed."""
@@ -324,6 +336,7 @@ class TierCache(Actor[m.Command]):
         if row is None or row.state is not State.RESIDENT:
             raise NotReady(f"{key} is not resident on {self.where}", retry_after=1.0)
         row.pinned = on
+        self._alarm.at(self._departures.expire(row, self._now()))
 
     # -- time and memory -----------------------------------------------------------------------------
 
@@ -360,11 +373,12 @@ class TierCache(Actor[m.Command]):
         self._up = True
         for each in held:
             row = self.ledger.get(each.model.key)
-            if row is None and self.wishes.of(each.model.key) is None:
+            if row is None:
                 row = self.ledger.adopt(each.model, each.resident, now=now, idle=each.in_flight == 0)
                 self._emit(facts.Adopted(now, self.where, self.tier, row.key, row.size, each.in_flight))
                 self._below.adopted(row)
-            elif row is not None and row.adopted and each.in_flight == 0:
+                self._alarm.at(self._departures.expire(row, now))
+            elif row.adopted and each.in_flight == 0:
                 row.adopted = False
         if any(row.adopted for row in self.ledger.rows()):
             self._take_stock(ADOPTION_POLL)
@@ -372,7 +386,7 @@ class TierCache(Actor[m.Command]):
         recover, self._recover = self._recover, []
         for model in recover:
             if self.ledger.get(model.key) is None and self.wishes.of(model.key) is None:
-                self._arrivals.wish(model, Trigger.RECOVERY, now=now)
+                self._arrivals.wish(model, Trigger.RECOVERY, now=now).kept = True
 
     def _lost(self, cause: str) -> None:
         """Everything here is gone: its bytes are back, who used it hears why, and it will be brought back."""

@@ -23,8 +23,8 @@ class Scene:
     """All models at one instant, one row each.
 
     `rate`: expected requests per second (λ_P); `size` bytes; `host_cost`, `disk_cost`: seconds from there to the
-    device; `where` DEVICE, HOST or DISK; `movable`: an idle resident that may be evicted; `score`: what keeping it is worth,
-    the smallest leaves first; `forced`: a required peak, which need not earn its place.
+    device; `where` DEVICE, HOST or DISK; `movable`: an idle resident that may be evicted; `score`: what keeping it is
+    worth, the smallest leaves first; `forced`: a required peak, which need not earn its place.
     """
 
     rate: NDArray[np.float64]

@@ -72,7 +72,7 @@ class Wish:
     job: Job | None = None
     started: float = 0.0
     kept: bool = False
-    """A waiter ran out of the server's patience: the load goes on without it."""
+    """It goes on without anybody: a waiter ran out of the server's patience, or a lost resident comes back."""
     given_up: bool = False
     lost: bool = False
     """The place ended under its load."""
@@ -98,8 +98,8 @@ class Wish:
 
     @property
     def wanted(self) -> bool:
-        """Anybody, or the server itself, still wants it."""
-        return bool(self.waiters or self.watchers or self.kept) or self.trigger in {Trigger.RECOVERY, Trigger.PREFETCH}
+        """Anybody still wants it, or it is kept for the server's own sake."""
+        return bool(self.waiters or self.watchers or self.kept)
 
     def __repr__(self) -> str:
         doing = "loading" if self.loading else f"queued {self.blocked}".strip()
@@ -134,9 +134,7 @@ class Wishes:
     ) -> Wish:
         """Begin a wish; there must be none for this model."""
         assert model.key not in self._by_key, model.key
-        wish = Wish(
-            load, model, trigger, priority, next(self._numbers), now, request, anticipated=trigger is Trigger.PREFETCH
-        )
+        wish = Wish(load, model, trigger, priority, next(self._numbers), now, request)
         self._by_key[model.key] = wish
         return wish
 
@@ -227,6 +225,11 @@ class Wishes:
     def begun(self) -> list[Wish]:
         """Wishes whose loads are under way, given-up ones included."""
         return list(self._by_load.values())
+
+    @property
+    def open(self) -> int:
+        """Live wishes."""
+        return len(self._by_key)
 
     @property
     def loading(self) -> int:
