@@ -81,7 +81,10 @@ async def inside(folder: Path, **changes: Any) -> AsyncIterator[Inside]:
     async with assemble(settings) as parts:
         found: list[Event] = []
         parts.views.emit.subscribe("test", dict.fromkeys(EVENT_TYPES, found.append))
-        with socket.create_server((HOST, 0), backlog=1024) as listener:
+        # With its protocol spelled out asyncio turns Nagle's algorithm off, as uvloop always does.
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
+            listener.bind((HOST, 0))
+            listener.listen(1024)
             port = listener.getsockname()[1]
             server = make_server(parts.app, host=HOST, port=port, graceful=2.0)
             serving = asyncio.create_task(server.serve(sockets=[listener]))

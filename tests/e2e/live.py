@@ -168,9 +168,7 @@ class Live:
 
     def residents(self) -> set[str]:
         """Names of what is resident on the first device."""
-        return {
-            row["model"].partition("@")[0] for row in self.device()["residents"] if row["state"] == "resident"
-        }
+        return {row["model"].partition("@")[0] for row in self.device()["residents"] if row["state"] == "resident"}
 
     def index(self) -> dict[str, Any]:
         """The repository index by name."""
