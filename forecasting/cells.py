@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forecasting.nextuse import expected, next_use
-from forecasting.rates import COLUMNS, HALF_LIVES, LN2, R_6H, WEEK, Blend, columns, seasonal
+from forecasting.rates import COLUMNS, HALF_LIVES, R_6H, WEEK, Blend, columns, seasonal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 CELLS = 120_000
+MODELS = 400
+"""Models that cells are drawn from: the weights are pooled, so a fleet of any size costs the same."""
 AHEAD = 600.0
 """Seconds of the blend's target."""
 
@@ -33,10 +35,13 @@ def cells(days: Floats, bucket: float, *, most: int = CELLS, seed: int = 0) -> t
     if length < 2 or buckets <= ahead:  # noqa: PLR2004  # a day of history and one to learn from
         msg = f"a fit needs two days of at least {ahead + 1} buckets, not {days.shape}"
         raise ValueError(msg)
+    rng = np.random.default_rng(seed)
+    if models > MODELS:
+        order: Ints = np.asarray(rng.random(len(days)).argsort(), np.int64)
+        days, models = days[np.sort(order[:MODELS])], MODELS
     flat = days.reshape(models, -1)
     first = max(length - WEEK, 1)
     each = -(-most // (length - first))
-    rng = np.random.default_rng(seed)
     decayed, age = history(flat, bucket)
     total = np.concatenate((np.zeros((models, 1)), np.cumsum(flat, axis=1)), axis=1)
     rows: list[Floats] = []
@@ -48,7 +53,7 @@ def cells(days: Floats, bucket: float, *, most: int = CELLS, seed: int = 0) -> t
         at: Ints = day * buckets + place
         season = seasonal(days[:, :day], bucket)[:, model, place]
         ttn = next_use(expected(days[:, :day]), bucket).rate[model, place]
-        rows.append(columns(decayed[:, model, at].T, season, ttn, age[model, at]))
+        rows.append(columns(decayed[at, :, model], season, ttn, age[at, model]))
         targets.append((total[model, at + ahead] - total[model, at]) / (ahead * bucket))
     return np.concatenate(rows), np.concatenate(targets)
 
@@ -58,29 +63,23 @@ def _draw(rng: np.random.Generator, below: int, size: int) -> Ints:
 
 
 def history(flat: Floats, bucket: float) -> tuple[Floats, Floats]:
-    """Decayed rates `[5, n, T]` and age `[n, T]` at the start of each bucket, from counts `[n, T]`.
+    """Decayed rates `[T, 5, n]` and age `[T, n]` at the start of each bucket, from counts `[n, T]`.
 
     Requests count as spread evenly over their bucket.
     """
     models, length = flat.shape
-    rates = np.empty((len(HALF_LIVES), models, length))
-    for row, half in enumerate(HALF_LIVES):
-        fade = 2.0 ** (-bucket / half)
-        spread = (1.0 - fade) / (bucket * LN2 / half)
-        rates[row] = _before(flat, fade) * spread * (LN2 / half)
-    index = np.arange(length, dtype=np.float64)
-    last = np.maximum.accumulate(np.where(flat > 0, index, -np.inf), axis=1)
-    before = np.concatenate((np.full((models, 1), -np.inf), last[:, :-1]), axis=1)
-    # The latest request of a bucket lies, on average, in its middle.
-    return rates, (index - before - 0.5) * bucket
-
-
-def _before(flat: Floats, fade: float) -> Floats:
-    """Decayed sum of everything before each bucket."""
-    from scipy.signal import lfilter  # type: ignore[import-untyped]  # ships no types
-
-    found: Any = lfilter([0.0, 1.0], [1.0, -fade], flat, axis=1)
-    return np.asarray(found, np.float64)
+    half = np.array(HALF_LIVES)[:, None]
+    fade = 2.0 ** (-bucket / half)
+    gain = (1.0 - fade) / bucket  # a steady stream has its own rate
+    rates = np.zeros((length, len(HALF_LIVES), models))
+    age = np.full((length, models), np.inf)
+    for now in range(1, length):
+        came = flat[:, now - 1]
+        np.multiply(rates[now - 1], fade, out=rates[now])
+        rates[now] += gain * came
+        # The latest request of a bucket lies, on average, in its middle.
+        age[now] = np.where(came > 0, bucket / 2, age[now - 1] + bucket)
+    return rates, age
 
 
 def fit_blend(x: Floats, y: Floats) -> Blend:

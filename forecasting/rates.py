@@ -94,16 +94,19 @@ def seasonal(days: Floats, bucket: float) -> Floats:
     Mean of the last 7 days, yesterday, and a week ago, each over buckets b - 2 to b + 4, as rates; a week ago is 0
     with less than a week of days. The neighbours of a day's edge come from the days beside it.
     """
+    if days.shape[1] < 1:
+        msg = f"a season needs at least one day, not {days.shape}"
+        raise ValueError(msg)
+    enough, days = days.shape[1] >= WEEK, days[:, -WEEK - 1 :]
     models, length, buckets = days.shape
     flat = np.concatenate((np.zeros((models, 1)), np.cumsum(days.reshape(models, -1), axis=1)), axis=1)
     first = np.arange(length * buckets, dtype=np.int64)
     low, high = np.clip(first - BACK, 0, None), np.clip(first + FORWARD + 1, None, length * buckets)
     rate = ((flat[:, high] - flat[:, low]) / ((high - low) * bucket)).reshape(days.shape)
     found = np.zeros((3, models, buckets))
-    if length:
-        found[0] = rate[:, -WEEK:].mean(axis=1)
-        found[1] = rate[:, -1]
-    if length >= WEEK:
+    found[0] = rate[:, -WEEK:].mean(axis=1)
+    found[1] = rate[:, -1]
+    if enough:
         found[2] = rate[:, -WEEK]
     return found
 
