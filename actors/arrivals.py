@@ -199,13 +199,7 @@ class Arrivals:
         verdict = plan(books.ledger, asking, score=books.score, now=now, outlook=books.outlook)
         match verdict:
             case Ready():
-                row = books.ledger.get(wish.key)
-                assert row is not None
-                if row.model.fingerprint != wish.model.fingerprint:
-                    self._departures.retire(row, "replaced", now)
-                    return True
-                self._fulfil(wish, row, books.tier, now)
-                return False
+                return self._found(wish, now)
             case Join():
                 return True
             case Load(evict):
@@ -226,6 +220,16 @@ class Arrivals:
                 return False
             case _:
                 assert_never(verdict)
+
+    def _found(self, wish: Wish, now: float) -> bool:
+        """It is here already, if with these weights; older ones have to leave first."""
+        row = self._books.ledger.get(wish.key)
+        assert row is not None
+        if row.model.fingerprint != wish.model.fingerprint:
+            self._departures.retire(row, "replaced", now)
+            return True
+        self._fulfil(wish, row, self._books.tier, now)
+        return False
 
     def _blocked(self, wish: Wish, reason: str, until: float | None, now: float) -> bool:
         wish.blocked = reason
