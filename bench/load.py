@@ -112,44 +112,52 @@ def run(job: Job) -> Outcome:
     if not (1 <= job.connections <= LARGEST and 0 < job.seconds <= LONGEST):
         raise ValueError(f"at most {LARGEST} connections and {LONGEST:g} s")
     request = Path(job.request).read_bytes()
+    connections = [_Connection(job.port, request) for _ in range(job.connections)]
+    began = time.perf_counter()
+    spent, failed = _looped(connections, began + job.seconds, job.pause)
+    seconds = time.perf_counter() - began
+    spent.sort()
+    late = spent[min(len(spent) - 1, len(spent) * 99 // 100)]
+    return Outcome(len(spent), failed, seconds, spent[len(spent) // 2] / 1e6, late / 1e6, spent[-1] / 1e6)
+
+
+def _looped(connections: list[_Connection], until: float, pause: float) -> tuple[list[int], int]:
+    """Nanoseconds of each answer, and how many were no 200."""
     poll = select.epoll()
-    connections = {each.fileno(): each for each in (_Connection(job.port, request) for _ in range(job.connections))}
+    open_: dict[int, _Connection] = {}
+    for connection in connections:
+        open_[connection.fileno()] = connection
+        poll.register(connection.fileno(), select.EPOLLIN | (0 if connection.begin() else select.EPOLLOUT))
     spent: list[int] = []
     failed = 0
-    began = time.perf_counter()
-    until = began + job.seconds
-    for number, connection in connections.items():
-        poll.register(number, select.EPOLLIN | (0 if connection.begin() else select.EPOLLOUT))
-    while connections:
+    while open_:
         found = poll.poll(_PATIENCE)
         if not found:
             raise TimeoutError(f"no answer for {_PATIENCE:g} s")
         for number, what in found:
-            connection = connections[number]
+            connection = open_[number]
             if what & select.EPOLLOUT and connection.push():
                 poll.modify(number, select.EPOLLIN)
             if not what & select.EPOLLIN or not (status := connection.pull()):
                 continue
             spent.append(time.perf_counter_ns() - connection.began)
             failed += status != 200
-            if time.perf_counter() >= until:
-                poll.unregister(number)
-                connections.pop(number).close()
-                continue
-            if job.pause:
-                time.sleep(job.pause)
-            if not connection.begin():
-                poll.modify(number, select.EPOLLIN | select.EPOLLOUT)
-    seconds = time.perf_counter() - began
-    spent.sort()
-    return Outcome(
-        len(spent),
-        failed,
-        seconds,
-        spent[len(spent) // 2] / 1e6,
-        spent[min(len(spent) - 1, len(spent) * 99 // 100)] / 1e6,
-        spent[-1] / 1e6,
-    )
+            if not _again(connection, poll, until, pause):
+                del open_[number]
+    return spent, failed
+
+
+def _again(connection: _Connection, poll: select.epoll, until: float, pause: float) -> bool:
+    """Send the next request, unless the time is over."""
+    if time.perf_counter() >= until:
+        poll.unregister(connection)
+        connection.close()
+        return False
+    if pause:
+        time.sleep(pause)
+    if not connection.begin():
+        poll.modify(connection, select.EPOLLIN | select.EPOLLOUT)
+    return True
 
 
 def start(job: Job) -> subprocess.Popen[bytes]:

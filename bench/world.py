@@ -114,10 +114,14 @@ class Server:
                 self._process.kill()
                 self._process.wait()
 
+    def text(self, path: str) -> str:
+        """The body of a GET."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+            return str(answer.read(), "utf-8")
+
     def get(self, path: str) -> Any:
         """The JSON of a GET."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
-            return json.loads(answer.read())
+        return json.loads(self.text(path))
 
     def _until(self, path: str, began: float) -> float:
         """Seconds since `began` until a GET of `path` is answered, and with 200 if it is not `/`."""

@@ -79,7 +79,7 @@ class Codec:
         self._outputs = {spec.name: spec for spec in outputs}
         self._reject_nonfinite = reject_nonfinite
         elements = {DATATYPES[spec.datatype].json for spec in inputs if spec.datatype in DATATYPES}
-        self._element = elements.pop() if len(elements) == 1 else None
+        self._reader = document.reader_of(elements.pop() if len(elements) == 1 else None)
 
     def __repr__(self) -> str:
         return f"<Codec {self._names['model_name']} {len(self._inputs)} in {len(self._outputs)} out>"
@@ -97,7 +97,7 @@ class Codec:
             return self._decode_raw(view)
         if json_length is not None and not 0 < json_length <= len(view):
             raise BadRequest("Inference-Header-Content-Length is not within the body's length")
-        header = document.read(bytes(view if json_length is None else view[:json_length]), self._element)
+        header = document.read(bytes(view if json_length is None else view[:json_length]), self._reader)
         tail = None if json_length is None else view[json_length:]
         inputs = self._decode_inputs(header, tail)
         return InferRequest(header.id, header.parameters, inputs, self._wanted(header))
@@ -240,19 +240,25 @@ def _flag(parameters: Mapping[str, Scalar], name: str, owner: str, *, default: b
 def _checked_shape(name: str, shape: Sequence[int], wanted: Sequence[int]) -> tuple[int, ...]:
     if len(shape) > MAX_RANK:
         raise BadTensor(f"input {name!r}: {len(shape)} dimensions, at most {MAX_RANK} are allowed")
-    if any(extent < 0 for extent in shape):
-        raise BadTensor(f"input {name!r}: a dimension is negative")
-    # A zero would hide the others in the product, and numpy would still overflow on them.
-    if prod(extent for extent in shape if extent) > MAX_ELEMENTS:
+    elements = 1
+    for extent in shape:
+        if extent < 0:
+            raise BadTensor(f"input {name!r}: a dimension is negative")
+        elements *= extent or 1  # a zero would hide the others, and numpy would still overflow on them
+    if elements > MAX_ELEMENTS:
         raise BadTensor(f"input {name!r}: its shape has more than 2**40 elements")
-    if len(shape) != len(wanted) or any(w not in (-1, s) for s, w in zip(shape, wanted, strict=True)):
+    fits = len(shape) == len(wanted)
+    if fits:
+        for extent, allowed in zip(shape, wanted, strict=True):
+            fits = fits and allowed in (-1, extent)
+    if not fits:
         raise BadTensor(f"input {name!r}: shape {list(shape)} where the model takes {list(wanted)}")
     return tuple(shape)
 
 
 def _declared_size(one: AnyInput) -> int | None:
     """Bytes of a binary input, None for one with JSON `data`; exactly one of the sources must be there."""
-    if any(name.startswith("shared_memory_") for name in one.parameters):
+    if one.parameters and any(name.startswith("shared_memory_") for name in one.parameters):
         raise Unsupported(f"input {one.name!r}: shared memory is not offered")
     size = one.parameters.get("binary_data_size")
     if (size is None) == (one.data is msgspec.UNSET):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -63,20 +62,29 @@ AnyInput: TypeAlias = InputJson[msgspec.Raw] | InputJson[list[Any]]
 AnyRequest: TypeAlias = RequestJson[msgspec.Raw] | RequestJson[list[Any]]
 
 
+Reader: TypeAlias = msgspec.json.Decoder[AnyRequest]
+
+
 @lru_cache(maxsize=64)
-def _reader(element: Any) -> msgspec.json.Decoder[AnyRequest]:
-    """A decoder of headers whose `data` are flat lists of one type of element; None leaves `data` unparsed."""
+def reader_of(element: Any) -> Reader:
+    """A decoder of headers whose `data` are flat lists of one JSON type; None leaves `data` unparsed.
+
+    Keep it: finding it again means hashing a type, which takes longer than reading a small header.
+    """
     return msgspec.json.Decoder(RequestJson[msgspec.Raw] if element is None else RequestJson[list[element]])
 
 
-def read(header: bytes, element: Any = None) -> AnyRequest:
+_untyped = reader_of(None)
+
+
+def read(header: bytes, reader: Reader = _untyped) -> AnyRequest:
     """Parse a header. Raises `BadRequest` naming the place for anything that is not a sound request.
 
-    `element` is the JSON type that all `data` are expected to have: flat lists of it are then parsed in this one pass.
+    `reader` knows the JSON type that all `data` are expected to have: flat lists of it are parsed in this one pass.
     """
     guard_depth(header)
     try:
-        request = _decoded(header, element)
+        request = _decoded(header, reader)
     except RecursionError:
         raise BadRequest(f"the JSON is nested deeper than {DEPTH_LIMIT}") from None
     except (msgspec.MsgspecError, ValueError, OverflowError) as fault:
@@ -85,11 +93,13 @@ def read(header: bytes, element: Any = None) -> AnyRequest:
     return request
 
 
-def _decoded(header: bytes, element: Any) -> AnyRequest:
-    if element is not None:
-        with suppress(msgspec.MsgspecError, ValueError, OverflowError):  # nested, or wrong: the second pass tells
-            return _reader(element).decode(header)
-    return _reader(None).decode(header)
+def _decoded(header: bytes, reader: Reader) -> AnyRequest:
+    if reader is not _untyped:
+        try:
+            return reader.decode(header)
+        except (msgspec.MsgspecError, ValueError, OverflowError):
+            pass  # nested, or wrong: the second pass tells
+    return _untyped.decode(header)
 
 
 def _deepest(header: bytes) -> int:

@@ -43,6 +43,7 @@ from runtime.workers.channel import (
 )
 from runtime.workers.device_loop import CorePort, DeviceLoop, core_of, report
 from runtime.workers.fault import Fault
+from runtime.workers.heap import keep_pages
 from runtime.workers.ring import FrontGone, WorkerRing
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ def _leave(code: int) -> NoReturn:
 
 def run(setup: WorkerSetup) -> int:
     """Serve until told to end; the exit code."""
+    keep_pages()
     ring = WorkerRing(memory_fd=setup.memory_fd, bell_fd=setup.bell_fd, slots=setup.slots, slot_bytes=setup.slot_bytes)
     channel = WorkerChannel(socket.socket(fileno=setup.control_fd))
     core = core_of(setup.core, setup.device, setup.allow, setup.threads)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -150,13 +151,17 @@ class Runner:
         call.decode += self._clock() - began
         if not call.served.batchable or call.served.spec.batch.max_size <= 1:
             return None
-        tensors = request.inputs.values()
-        rows = {tensor.array.shape[:1] for tensor in tensors}
-        if len(rows) != 1 or not (first := rows.pop()) or not first[0]:
-            return None
-        shape = tuple(sorted((tensor.name, tensor.datatype, tensor.array.shape[1:]) for tensor in tensors))
+        rows = 0
+        shape: list[tuple[str, str, tuple[int, ...]]] = []
+        for tensor in request.inputs.values():
+            extents = tensor.array.shape
+            if not extents or not extents[0] or (shape and extents[0] != rows):
+                return None
+            rows = extents[0]
+            shape.append((tensor.name, tensor.datatype, extents[1:]))
+        shape.sort()
         # Two versions under one key (a reload) have queued side by side: never in one forward.
-        return Group((id(call.served), shape), first[0])
+        return Group((id(call.served), *shape), rows) if shape else None
 
     def _run(self, batch: Sequence[Submission]) -> None:
         served = batch[0].served
@@ -219,7 +224,7 @@ def _joined(tensors: Sequence[WireTensor]) -> WireTensor:
 
 def _split(outputs: Mapping[str, WireTensor], rows: Sequence[int]) -> list[dict[str, WireTensor]]:
     """Each call's rows as views."""
-    ends = np.cumsum(rows).tolist()
+    ends = list(accumulate(rows))
     return [
         {name: WireTensor(name, tensor.datatype, tensor.array[end - count : end]) for name, tensor in outputs.items()}
         for end, count in zip(ends, rows, strict=True)

@@ -1,0 +1,183 @@
+"""Whether loads are felt: p99 of a resident model while others come and go without pause, against its quiet p99.
+
+Quiet and busy rounds interleaved, over HTTP. Busy: clients go round models of which only some fit, so every request of
+theirs evicts and loads, some from the disk tier, some from the host. Then a herd: 32 at once to one cold model.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import http.client
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from bench.http import body_of
+from bench.load import Job, Outcome, finished, start
+from bench.models import WIDTH, Bulky, mlp
+from bench.report import Row, arguments, finish
+from bench.world import Server, configuration, http_request, write_model
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+BALLAST = 32_000_000
+"""Bytes of each model that comes and goes."""
+OTHERS = 6
+FIT_DEVICE = 2
+FIT_HOST = 4
+HERD = 32
+LIMIT = 1.5
+_PATH = "/v2/models/{}/infer"
+
+
+class Length(NamedTuple):
+    """How many pairs of rounds, and seconds of each."""
+
+    rounds: int
+    seconds: float
+
+
+FULL = Length(7, 3.0)
+QUICK = Length(4, 1.5)
+
+
+class Churn:
+    """One client that asks one model after another, none of which stays; a context manager."""
+
+    def __init__(self, port: int, body: bytes) -> None:
+        self._port = port
+        self._body = body
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.count = 0
+        self.failed = 0
+        self.waits: list[float] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        while not self._stop.is_set():
+            name = f"other{self.count % OTHERS}"
+            began = time.perf_counter()
+            self.failed += post(connection, name, self._body) != 200
+            self.waits.append(time.perf_counter() - began)
+            self.count += 1
+        connection.close()
+
+
+def post(connection: http.client.HTTPConnection, name: str, body: bytes) -> int:
+    """One inference; the status."""
+    connection.request("POST", _PATH.format(name), body, {"content-type": "application/json"})
+    answer = connection.getresponse()
+    answer.read()
+    return answer.status
+
+
+def hot(server: Server, request: Path, seconds: float) -> Outcome:
+    """The resident model, asked again a moment after each answer, so that a queue of our own is no part of it."""
+    seen = finished(start(Job(server.port, str(request), 1, seconds, pause=0.001)))
+    if seen.failed:
+        raise RuntimeError(f"{seen.failed} of {seen.count} answers were no 200")
+    return seen
+
+
+def beside(server: Server, request: Path, body: bytes, length: Length) -> list[Row]:
+    """Quiet and busy rounds in turn, after one of each that warms up."""
+    quiet: list[Outcome] = []
+    busy: list[Outcome] = []
+    waits: list[float] = []
+    count = failed = 0
+    for turn in range(length.rounds + 1):
+        calm = hot(server, request, length.seconds)
+        with Churn(server.port, body) as churn:
+            loud = hot(server, request, length.seconds)
+        if turn:
+            quiet.append(calm)
+            busy.append(loud)
+            waits += churn.waits
+            count += churn.count
+            failed += churn.failed
+    mine, bare = median(one.p99 for one in busy), median(one.p99 for one in quiet)
+    worst = max(one.worst for one in busy)
+    half, still = median(one.p50 for one in busy), median(one.p50 for one in quiet)
+    calls = sum(one.count for one in busy)
+    per_second = count / (length.rounds * length.seconds)
+    return [
+        Row(f"hot p99 beside loads, n={calls:,}", mine, "ms", bare, mine / bare, f"<= {LIMIT}x", mine / bare <= LIMIT),
+        Row(f"hot p50 beside loads (worst {worst:.1f} ms)", half, "ms", still, half / still),
+        Row(f"cold requests, {BALLAST / 1e6:.0f} MB each: p50", median(waits) * 1e3, "ms"),
+        Row("cold requests per second", per_second, "1/s"),
+        Row("cold requests that failed", failed, "calls", target="0", met=failed == 0),
+    ]
+
+
+def loads(server: Server) -> dict[str, int]:
+    """Loads onto the device so far, by model."""
+    found: dict[str, int] = {}
+    for line in server.text("/metrics").splitlines():
+        if line.startswith("foreload_load_duration_seconds_count") and 'to="device"' in line:
+            name = line.partition('model="')[2].partition('"')[0]
+            found[name] = found.get(name, 0) + int(float(line.rpartition(" ")[2]))
+    return found
+
+
+def herd(server: Server, body: bytes) -> list[Row]:
+    """32 clients ask for one cold model in the same moment."""
+    before = sum(loads(server).values())
+    gate = threading.Barrier(HERD)
+
+    def one(_: int) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        connection.connect()
+        gate.wait()
+        status = post(connection, "fresh", body)
+        connection.close()
+        return status
+
+    began = time.perf_counter()
+    with concurrent.futures.ThreadPoolExecutor(HERD) as pool:
+        statuses = list(pool.map(one, range(HERD)))
+    spent = time.perf_counter() - began
+    done = sum(loads(server).values()) - before
+    good = statuses.count(200)
+    return [
+        Row(f"herd of {HERD}: loads", done, "loads", target="S1: 1", met=done == 1),
+        Row(f"herd of {HERD}: answered in {spent * 1e3:.0f} ms", good, "calls", target=f"{HERD}", met=good == HERD),
+    ]
+
+
+def main() -> int:
+    """Run and report."""
+    args = arguments(__doc__ or "").parse_args()
+    length = QUICK if args.quick else FULL
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_model(folder / "models", "hot", mlp(), (WIDTH,), batch=16)
+        for other in (*(f"other{number}" for number in range(OTHERS)), "fresh"):
+            write_model(folder / "models", other, Bulky(BALLAST), (WIDTH,), ballast=BALLAST)
+        settings = {
+            "warm": ["hot"],
+            "device": {"memory": f"{int((FIT_DEVICE + 0.5) * BALLAST)}B"},
+            "host": {"memory": f"{int((FIT_HOST + 0.5) * BALLAST)}B"},
+        }
+        body, _ = body_of((WIDTH,), binary=False)
+        request = folder / "request"
+        request.write_bytes(http_request("hot", body))
+        with Server.foreload(configuration(folder, settings)) as server:
+            rows = [*beside(server, request, body, length), *herd(server, body)]
+    return finish("interference", rows, args)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
