@@ -86,7 +86,8 @@ def weighed(rolled: Rolled, origin: int, *, past: Sequence[int], admission: Sequ
         if admission:
             weekdays = np.array([rolled.panel.phase[o] // rolled.panel.per_day for o in admission], np.int64)
             admitted[:, column] = admit(rolled.trials(origin, admission), weekdays, name)
-    return mix(trials, admitted=admitted)
+    kinds = activity_class(rolled.panel.active(origin))
+    return mix(trials, admitted=admitted, kinds=kinds)
 
 
 SPECIALISTS = ("mstl", "sarimax")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HALF_LIFE = 14 * DAY
 """Memory of the week-slot sums."""
 FLAT = (15 * 60.0, HOUR, 6 * HOUR, 24 * HOUR)
-"""Half-lives of the profile-free level; the backtest picks one."""
+"""Half-lives of the profile-free levels; the backtest picks one of each kind."""
 ACTIVE_SHARE = 0.3
 """Below this share of active hours a harmonic fit sees too few slots with a request."""
 
@@ -211,15 +211,22 @@ def _median(panel: Panel, origin: int, horizon: int) -> Floats:
 
 
 def _flat(panel: Panel, origin: int, horizon: int) -> dict[str, Floats]:
-    """Decayed mean per bucket, the same for every lead."""
+    """Decayed mean per bucket and decayed mean of logarithms, the same for every lead.
+
+    The second one is a typical bucket rather than a mean: on bursty traffic most buckets lie far below the mean.
+    """
     found: dict[str, Floats] = {}
     for half_life in FLAT:
         first = max(0, origin - int(np.ceil(6 * half_life / panel.bucket)))
         age = (origin - 1 - np.arange(first, origin)) * panel.bucket
         weight = panel.known[:, first:origin] * 0.5 ** (age / half_life)
-        total = (weight * np.where(panel.known[:, first:origin], panel.counts[:, first:origin], 0.0)).sum(axis=1)
-        mean = np.where(weight.sum(axis=1) > 0, total / np.maximum(weight.sum(axis=1), 1e-12), np.nan)
-        found[f"level/{_words(half_life)}"] = np.repeat(mean[:, None], horizon, axis=1)
+        counts = np.where(panel.known[:, first:origin], panel.counts[:, first:origin], 0.0)
+        total = weight.sum(axis=1)
+        for name, values in (("level", counts), ("typical", np.log1p(counts))):
+            summed = (weight * values).sum(axis=1)
+            mean = np.where(total > 0, summed / np.maximum(total, 1e-12), np.nan)
+            flat = mean if name == "level" else np.expm1(mean)
+            found[f"{name}/{_words(half_life)}"] = np.repeat(flat[:, None], horizon, axis=1)
     return found
 
 

@@ -27,6 +27,9 @@ CUSHION = 0.02
 ORIGINS, STEP = 8, 7 * HOUR
 """Past origins, and their spacing: seven hours walk through all times of the day."""
 _OWN = 0.5
+POOL = 0.3
+"""How far a model's relative losses are drawn to those of its class: a few origins say little about a bursty one."""
+_LEAST_POOL = 10
 
 
 def band_of(horizon: int, bucket: float) -> Ints:
@@ -63,12 +66,23 @@ class Mix:
     guarded: Bools
 
     def of(self, forecasts: Forecasts, bucket: float) -> Floats:
-        """The mixed forecast `[n, H]` in requests per bucket; always finite and never negative."""
+        """The mixed mean `[n, H]` in requests per bucket, for rates; always finite and never negative."""
+        said, weights = self._aligned(forecasts, bucket)
+        return np.maximum((weights * said).sum(axis=1), 0.0)
+
+    def centre(self, forecasts: Forecasts, bucket: float) -> Floats:
+        """The weighted median of the candidates `[n, H]`: least absolute error, for intervals and displays.
+
+        On bursty series it is far below the mean, and zero where most of the weight says zero: never a rate.
+        """
+        return np.maximum(middle(*self._aligned(forecasts, bucket)), 0.0)
+
+    def _aligned(self, forecasts: Forecasts, bucket: float) -> tuple[Floats, Floats]:
         if forecasts.names != self.names:
             msg = f"weights are for {self.names}, forecasts for {forecasts.names}"
             raise ValueError(msg)
-        weights = self.weights[:, :, band_of(forecasts.values.shape[2], bucket)]
-        return np.maximum((weights * filled(forecasts.names, forecasts.values)).sum(axis=1), 0.0)
+        band = band_of(forecasts.values.shape[2], bucket)
+        return filled(forecasts.names, forecasts.values), self.weights[:, :, band]
 
     def explain(self, row: int) -> dict[str, tuple[float, ...]]:
         """Weights per band of one model, by candidate, the useless ones left out."""
@@ -80,6 +94,14 @@ def filled(names: Sequence[str], values: Floats) -> Floats:
     """`[..., M, H]` with the profile in place of missing answers and zero where even that is missing."""
     profile = values[..., [names.index("hier")], :]
     return np.nan_to_num(np.where(np.isnan(values), profile, values), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def middle(said: Floats, weights: Floats) -> Floats:
+    """Weighted median over the candidates: `[n, M, H]` twice to `[n, H]`."""
+    order = np.argsort(said, axis=1)
+    climbed = np.cumsum(np.take_along_axis(weights, order, axis=1), axis=1)
+    first = (climbed >= 0.5 * climbed[:, -1:] - 1e-9).argmax(axis=1)[:, None]
+    return np.take_along_axis(said, np.take_along_axis(order, first, axis=1), axis=1)[:, 0]
 
 
 def losses(trials: Trials) -> tuple[Floats, Floats]:
@@ -107,8 +129,10 @@ def _weights(trials: Trials) -> tuple[Floats, Floats]:
     return used.sum(axis=(1, 2)), used
 
 
-def mix(trials: Trials, *, admitted: Bools | None = None) -> Mix:
+def mix(trials: Trials, *, admitted: Bools | None = None, kinds: Ints | None = None) -> Mix:
     """Weights in proportion to (loss + 2 % of the mean) ** -3, one variant per family, under the guard.
+
+    `kinds[n]` are activity classes: losses are drawn to those of the class before they are compared.
 
     `admitted[n, M]` excludes candidates (specialists that did not earn their place). A band without any judged
     bucket takes the mean of the other bands' losses; without any at all the profile is alone.
@@ -117,6 +141,8 @@ def mix(trials: Trials, *, admitted: Bools | None = None) -> Mix:
     if admitted is not None:
         loss = np.where(admitted[:, :, None], loss, np.nan)
     loss = _everywhere(loss)
+    if kinds is not None:
+        loss = _pooled(loss, kinds)
     loss = _best_variant(trials.names, loss)
     scale = loss + CUSHION * mean[:, None, :] + 1e-9
     # Relative to the best one: the cube of a large count would not fit into a float for long.
@@ -136,6 +162,24 @@ def _everywhere(loss: Floats) -> Floats:
     return np.where(tested, loss, borrowed)
 
 
+def _pooled(loss: Floats, kinds: Ints) -> Floats:
+    """Losses drawn to the class, in logarithms relative to the model's own mean over the candidates."""
+    tested = ~np.isnan(loss)
+    count = np.maximum(tested.sum(axis=1, keepdims=True), 1)
+    own = np.where(tested, loss, 0.0).sum(axis=1, keepdims=True) / count + 1e-9
+    relative = np.log(np.maximum(np.where(tested, loss, 1.0) / own, 1e-3))
+    result = loss.copy()
+    for kind in np.unique(kinds):
+        rows = kinds == kind
+        if rows.sum() < _LEAST_POOL:
+            continue
+        part = np.ma.masked_array(relative[rows], ~tested[rows])
+        typical = np.asarray(np.ma.median(part, axis=0).filled(0.0))
+        drawn = np.exp((1 - POOL) * relative[rows] + POOL * typical) * own[rows]
+        result[rows] = np.where(tested[rows], drawn, np.nan)
+    return result
+
+
 def _best_variant(names: tuple[str, ...], loss: Floats) -> Floats:
     """NaN for every variant of a family but the best one of each model and band."""
     families = groups(names)
@@ -150,10 +194,11 @@ def _best_variant(names: tuple[str, ...], loss: Floats) -> Floats:
 
 
 def _guard(trials: Trials, weights: Floats, loss: Floats) -> Mix:
-    """Where the mixture would have lost to repeating yesterday (or last week), do that instead."""
+    """Where the mixture's centre would have lost to repeating yesterday (or last week), do that instead."""
     weight, used = _weights(trials)
     band = band_of(trials.came.shape[2], trials.bucket)
-    mixed = (weights[:, None, :, :][:, :, :, band] * filled(trials.names, trials.said)).sum(axis=2)
+    said = filled(trials.names, trials.said)
+    mixed = np.stack([middle(said[:, k], weights[:, :, band]) for k in range(said.shape[1])], axis=1)
     own = np.einsum("nkh,nkhb->nb", np.abs(mixed - trials.came), used) / np.maximum(weight, 1e-12)
     naive = np.array([trials.names.index(name) for name in (NAIVE_DAY, NAIVE_WEEK)])
     past = np.where(np.isnan(loss[:, naive]), np.inf, loss[:, naive])
