@@ -178,6 +178,8 @@ class Arrivals:
                 claimed,
                 places,
                 may_evict=wish.trigger in EVICTS,
+                only=None if wish.urgent else wish.victims,
+                urgent=wish.urgent,
                 impatient=impatient,
                 victims=books.settings.victims,
             )
@@ -325,6 +327,8 @@ class Arrivals:
             result = "coalesced"
         for watcher in wish.watchers:
             row.pinned = row.pinned if watcher.pin is None else watcher.pin
+            if watcher.hold_until is not None:
+                row.hold(watcher.hold_until, firm=watcher.firm)
             watcher.reply.settle(None)
 
     def broke(self, load: str, exc: Exception) -> None:

@@ -88,6 +88,7 @@ class Books:
             if row.state is State.RESIDENT
             and row.idle
             and not row.pinned
+            and not row.held(now)
             and now - row.loaded_at >= row.model.rules.min_residency
         ]
         return sorted(idle, key=lambda row: order(row, self.score, now, self.outlook))

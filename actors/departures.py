@@ -93,6 +93,8 @@ class Departures:
         at, reason = end
         if at > now:
             return at
+        if reason == "ttl_idle" and row.held(now):
+            return row.held_until
         if reason == "ttl" or row.idle:
             self.retire(row, reason, now)
             return None

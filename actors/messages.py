@@ -15,6 +15,7 @@ from actors.residency.model import Ticket, Trigger
 if TYPE_CHECKING:
     from actors.ports import EvictReport, Held, LoadReport, MemorySample
     from actors.residency.model import Model, ModelKey, Tier
+    from forecasting.outlook import Outlook
 
 _tickets = itertools.count(1)
 
@@ -69,7 +70,8 @@ class Ensure(Request[None]):
     """Make a model resident without leasing it: an explicit load, a warm-list entry, a prefetch.
 
     Answered when it is resident. `pin` keeps it. An `ADMIN` trigger lifts a quarantine. `expires` (loop seconds)
-    drops a wish that could not be afforded by then.
+    drops a wish that could not be afforded by then. `hold_until` (loop seconds) keeps it for a declared window, against
+    everything but pins and leases of others if `firm`. `victims` are the only residents that may leave for it.
     """
 
     model: Model
@@ -78,6 +80,16 @@ class Ensure(Request[None]):
     expires: float | None = None
     request: str = ""
     priority: int = 0
+    hold_until: float | None = None
+    firm: bool = False
+    victims: frozenset[ModelKey] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outlooked(Urgent):
+    """What is expected of the models from now on; policies score residents with it."""
+
+    outlook: Outlook
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +216,7 @@ Command: TypeAlias = (
     | Release
     | Ensure
     | Upgrade
+    | Outlooked
     | Unload
     | Pin
     | Sampled

@@ -179,6 +179,8 @@ class TierCache(Actor[m.Command]):
                 self._release(ticket)
             case m.Ensure():
                 self._ensure(message)
+            case m.Outlooked(outlook):
+                self._books.outlook = outlook
             case m.Upgrade(key, trigger, request):
                 if (wish := self.wishes.of(key)) is not None:
                     self._arrivals.wish(wish.model, trigger, now=self._now(), request=request)
@@ -264,6 +266,8 @@ class TierCache(Actor[m.Command]):
         row = self._resident(model)
         if row is not None:
             row.pinned = row.pinned if ask.pin is None else ask.pin
+            if ask.hold_until is not None:
+                row.hold(ask.hold_until, firm=ask.firm)
             self._alarm.at(self._departures.expire(row, now))
             return
         self._admit(model, now)
@@ -272,7 +276,8 @@ class TierCache(Actor[m.Command]):
         wish = self._arrivals.wish(model, ask.trigger, priority=ask.priority, request=ask.request, now=now)
         if wish is not before:
             wish.anticipated = ask.trigger is Trigger.PREFETCH
-        wish.watchers.append(Watcher(self.defer(), ask.trigger, ask.expires, ask.pin))
+            wish.victims = ask.victims
+        wish.watchers.append(Watcher(self.defer(), ask.trigger, ask.expires, ask.pin, ask.hold_until, firm=ask.firm))
         self._alarm.at(ask.expires)
 
     def _resident(self, model: Model) -> Resident | None:

@@ -36,6 +36,10 @@ class Resident:
     pinned: bool = False
     adopted: bool = False
     """Found after a crash and not yet known to be idle: never a victim."""
+    held_until: float = 0.0
+    """Wanted for a declared window until then (loop seconds): it leaves after all others, and only for demand."""
+    firm: bool = False
+    """That window is required: it does not leave for anything before its end."""
     leases: dict[Ticket, float] = field(default_factory=dict["Ticket", float])
 
     @property
@@ -47,6 +51,15 @@ class Resident:
     def idle(self) -> bool:
         """Nobody leases it, and that is known."""
         return not self.leases and not self.adopted
+
+    def held(self, now: float) -> bool:
+        """A declared window still wants it."""
+        return now < self.held_until
+
+    def hold(self, until: float, *, firm: bool) -> None:
+        """Want it until then; the later of two windows counts."""
+        self.firm = firm or self.firm
+        self.held_until = max(self.held_until, until)
 
     def __repr__(self) -> str:
         marks = (

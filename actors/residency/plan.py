@@ -40,7 +40,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not now. `reason` is leased, young, pinned, unloading or victims; `until` is when to ask again, if known."""
+    """Not now. `reason` is leased, young, held, pinned, unloading or victims; `until` is when to ask again, if known."""
 
     reason: str
     until: float | None = None
@@ -61,7 +61,8 @@ Plan: TypeAlias = Ready | Join | Load | Wait | Never
 class Asking:
     """What is asked for: `need` bytes for `key`, of which `claimed` bytes and places are promised to others.
 
-    `may_evict` is false for loads that only take free room. `impatient` may also choose leased residents, which are
+    `may_evict` is false for loads that only take free room; `only` names the sole possible victims, if given. Demand is
+    `urgent`: it may take the place of what a declared window holds, after all else. `impatient` may also choose leased residents, which are
     then drained first. `victims` caps how many may leave for one load.
     """
 
@@ -70,6 +71,8 @@ class Asking:
     claimed: int = 0
     claimed_places: int = 0
     may_evict: bool = True
+    only: frozenset[ModelKey] | None = None
+    urgent: bool = True
     impatient: bool = False
     victims: int = 16
 
@@ -103,12 +106,13 @@ def _make_room(
     candidates = sorted(
         (row for row in ledger.rows() if _may_leave(row, asking, now)),
         # An idle victim is always better than one that has to be drained.
-        key=lambda row: (bool(row.leases), order(row, score, now, outlook)),
+        key=lambda row: (bool(row.leases), row.held(now), order(row, score, now, outlook)),
     )
     chosen = _choose(candidates, short, places)
     if chosen is not None and len(chosen) > asking.victims:
         # Few large victims instead of many small ones, before giving up.
-        chosen = _choose(sorted(candidates, key=lambda row: (bool(row.leases), -row.size)), short, places)
+        large_first = sorted(candidates, key=lambda row: (bool(row.leases), row.held(now), -row.size))
+        chosen = _choose(large_first, short, places)
         if chosen is not None and len(chosen) > asking.victims:
             return Wait("victims")
     if chosen is None:
@@ -130,6 +134,10 @@ def _may_leave(row: Resident, asking: Asking, now: float) -> bool:
     if row.state is not State.RESIDENT or row.pinned or row.adopted:
         return False
     if row.leases and not asking.impatient:
+        return False
+    if asking.only is not None and row.key not in asking.only:
+        return False
+    if row.held(now) and (row.firm or not asking.urgent):
         return False
     return now - row.loaded_at >= row.model.rules.min_residency
 
@@ -162,6 +170,9 @@ def _obstacle(ledger: Ledger, asking: Asking, now: float) -> Wait:
         return Wait("leased", min(young, default=None))
     if young:
         return Wait("young", min(young))
+    held = [row.held_until for row in rows if row.held(now) and (row.firm or not asking.urgent)]
+    if held:
+        return Wait("held", min(held))
     if any(row.state in {State.LOADING, State.UNLOADING, State.DRAINING} for row in ledger.rows()) or asking.claimed:
         return Wait("busy")
     return Wait("pinned")

@@ -53,6 +53,8 @@ class Watcher:
     trigger: Trigger
     expires: float | None
     pin: bool | None
+    hold_until: float | None = None
+    firm: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +81,8 @@ class Wish:
     anticipated: bool = False
     """It began ahead of demand; a demand joining it is a late prefetch."""
     retried: bool = False
+    victims: frozenset[ModelKey] | None = None
+    """While only foresight wants it: the sole residents that may leave for it."""
     blocked: str = ""
 
     @property
