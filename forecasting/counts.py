@@ -7,14 +7,27 @@ Never: reading a clock (wall and monotonic seconds come in), files (store), logs
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from datetime import UTC, tzinfo
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from forecasting.calendar import SLOT
-from forecasting.tiers import UNSEEN, History, Minute, Tiers, pack, widened
+from forecasting import past
+from forecasting.calendar import SLOT, offset_of
+from forecasting.snapshot import (
+    DECAY,
+    HALF_LIVES,
+    LIMIT,
+    ClockJumped,
+    CountsRestored,
+    Fact,
+    LevelShifted,
+    Mask,
+    OutageSeen,
+    Snapshot,
+    StoreSetAside,
+)
+from forecasting.tiers import UNSEEN, Tiers, pack, widened
 from forecasting.week import QUARTER_MINUTES, Week
 
 if TYPE_CHECKING:
@@ -22,116 +35,33 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from forecasting.week import Day
+    from forecasting.history import Imported
+    from forecasting.store import Saved
+    from forecasting.tiers import History, Minute
 
-HALF_LIVES: Final = (600.0, 3600.0, 6 * 3600.0, 86_400.0, 3 * 86_400.0)
-"""Seconds; `Snapshot.rates` has one column for each (policy 6.1)."""
+__all__ = [
+    "HALF_LIVES",
+    "ClockJumped",
+    "Counts",
+    "CountsRestored",
+    "Fact",
+    "Full",
+    "LevelShifted",
+    "Mask",
+    "OutageSeen",
+    "Snapshot",
+    "StoreSetAside",
+]
 
-LIMIT: Final = 65_536
 _JUMP: Final = 2.0
 _OUTAGE_MINUTES: Final = 10
 _REWIND_MINUTES: Final = 1440
 _SLEW: Final = 0.01
 _MASK_MEMORY: Final = 28 * 86_400.0
-_DECAY: Final = math.log(2) / np.array(HALF_LIVES)[:, None]
-
-
-# -- facts -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ClockJumped:
-    """The wall clock moved by `seconds` against the monotonic one at `at` (UTC, the new wall time)."""
-
-    at: float
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class OutageSeen:
-    """Nothing was counted from `start` to `end` (UTC): unknown, not zero."""
-
-    start: float
-    end: float
-
-
-@dataclass(frozen=True, slots=True)
-class LevelShifted:
-    """Two daily ratios left their band: the week sums of `key` were multiplied by `factor`."""
-
-    at: float
-    key: str
-    factor: float
-
-
-Fact: TypeAlias = ClockJumped | OutageSeen | LevelShifted
 
 
 class Full(LookupError):
     """No index is left for another model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """A window that profiles must not learn from (a promotion): UTC seconds, some keys or all (`None`)."""
-
-    start: float
-    end: float
-    keys: frozenset[str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """All that is counted, frozen at the end of a minute; safe to read in another thread.
-
-    `keys` are the models, arrays have them in that order; `rows` are their indices, `born` the first minute of each.
-    `table` is the key of every index, or None. `decayed` `[5, indices]` holds counters as of `at` (UTC).
-    """
-
-    keys: tuple[str, ...]
-    rows: NDArray[np.int64]
-    table: tuple[str | None, ...]
-    born: NDArray[np.int64]
-    at: float
-    decayed: NDArray[np.float64]
-    seen: NDArray[np.float64]
-    tiers: Tiers
-    week: Week
-    open_counts: NDArray[np.int64]
-    open_known: int
-    masks: tuple[Mask, ...]
-    zone: tzinfo
-
-    def sums(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Week sums and exposure, each `[n, 672]`, decayed to the snapshot's minute. Slow: not on the loop."""
-        sums, exposure = self.week.matrix(self.tiers.end // QUARTER_MINUTES, len(self.table))
-        if self.rows.size == len(self.table):
-            return sums, exposure
-        return sums[self.rows], exposure[self.rows]
-
-    def rates(self, elapsed: float = 0.0) -> NDArray[np.float64]:
-        """Requests per second `[n, 5]` by half-life (`HALF_LIVES`), `elapsed` seconds after `at`, if none arrived."""
-        rates: NDArray[np.float64] = self.decayed[:, self.rows] * np.exp(-_DECAY * max(elapsed, 0.0)) * _DECAY
-        return rates.T
-
-    def recent(self, minutes: int) -> History:
-        """Exact counts of the last minutes, at most 1,440."""
-        return self.tiers.by_minute(minutes, self.rows, self.born[self.rows])
-
-    def history(self, bucket: int = 900) -> History:
-        """Counts of 900-second buckets (28 days) or 300-second ones (8 days); masked windows are unknown."""
-        found = self.tiers.by_bucket(bucket, self.rows, self.born[self.rows])
-        begins = np.arange(found.counts.shape[1], dtype=np.float64) * found.bucket + found.start
-        for mask in self.masks:
-            hidden = (begins < mask.end) & (begins + found.bucket > mask.start)
-            chosen = np.array([mask.keys is None or key in mask.keys for key in self.keys], np.bool_)
-            found.known[np.ix_(chosen, hidden)] = False
-        found.counts[~found.known] = 0
-        return found
-
-    def days(self) -> tuple[Day, ...]:
-        """Up to 28 local days: requests seen, and expected by the week sums, per *index* (`rows`)."""
-        return tuple(self.week.days)
 
 
 # -- the counter -------------------------------------------------------------------------------------
@@ -165,6 +95,7 @@ class Counts:
         self._anchor = wall - monotonic
         self._rolled = monotonic
         self.tiers.start(math.floor(wall / 60))
+        self._began = self.tiers.end
 
     # -- the request path ----------------------------------------------------------------------------
 
@@ -250,12 +181,12 @@ class Counts:
         """Move what was hit since the last roll into the open minute and the decayed counters."""
         size = len(self._table)
         hits = np.array(self._hits, np.int64)[:size]
-        self._decayed[:, :size] *= np.exp(-_DECAY * elapsed)
+        self._decayed[:, :size] *= np.exp(-DECAY * elapsed)
         found = np.flatnonzero(hits)
         if found.size:
             fresh = hits[found]
             # Requests of the interval are as old as its middle, on average.
-            self._decayed[:, found] += fresh * np.exp(-_DECAY * (elapsed / 2))
+            self._decayed[:, found] += fresh * np.exp(-DECAY * (elapsed / 2))
             self._minute[found] += fresh
             self._seen[found] = wall
             self._hits = [0] * len(self._hits)
@@ -267,14 +198,19 @@ class Counts:
         minute = math.floor(wall / 60)
         self._void.add(minute // QUARTER_MINUTES)
         if minute < self.tiers.end - _REWIND_MINUTES:
-            self.tiers.rewind(minute)
-            self._quarter[:] = 0
-            self._quarter_known = 0
-            np.minimum(self._born, minute, out=self._born)
+            self._rewind(minute)
         elif minute > self.tiers.end:
             self._write(known=False, counts=None, facts=facts)
             self._skip(minute, facts)
         self._partial = True
+
+    def _rewind(self, minute: int) -> None:
+        """Whatever the wrong clock dated at or after this minute is dropped; week sums keep what they learned."""
+        self.tiers.rewind(minute)
+        self._quarter[:] = 0
+        self._quarter_known = 0
+        np.minimum(self._born, minute, out=self._born)
+        self._began = min(self._began, minute)
 
     def _close(self, minute: int, facts: list[Fact]) -> None:
         """Write all minutes before this one."""
@@ -340,6 +276,87 @@ class Counts:
         self._quarter[:] = 0
         self._quarter_known = 0
 
+    # -- knowledge from elsewhere --------------------------------------------------------------------
+
+    def load_history(self, imported: Imported) -> tuple[str, ...]:
+        """Learn from a log what happened before counting began; each minute is learned once, whoever saw it.
+
+        Gives the keys that found no index, the least used ones. Blocking, some seconds for 10,000 models.
+        """
+        imported = imported.before(self._began)
+        if not imported.cells:
+            return ()
+        busiest = sorted(imported.cells, key=lambda key: -int(imported.cells[key][1].sum()))
+        left_out: list[str] = []
+        rows: dict[str, int] = {}
+        for key in busiest:
+            try:
+                rows[key] = self.index(key)
+            except Full:
+                left_out.append(key)
+        order = np.array(list(rows.values()), np.int64)
+        log = past.Past([imported.cells[key] for key in rows], order, len(self._table), imported.known, imported.start)
+        self.week.add(*past.weekly(log, self.zone))
+        if not self.tiers.minutes:
+            past.fill(self.tiers, log)
+        now = self._anchor + self._rolled
+        for minutes, counts, index in log.each():
+            self._born[index] = min(int(self._born[index]), int(minutes[0]))
+            self._seen[index] = max(float(self._seen[index]), 60.0 * float(minutes[-1]))
+            age = np.maximum(now - 60.0 * minutes - 30.0, 0)
+            self._decayed[:, index] += np.exp(-DECAY * age) @ counts
+        self._began = imported.start
+        return tuple(left_out)
+
+    @classmethod
+    def restore(
+        cls, saved: Saved, wall: float, monotonic: float, *, zone: tzinfo = UTC, limit: int = LIMIT
+    ) -> tuple[Counts, tuple[Fact, ...]]:
+        """Go on from what a store holds: counters fade by the downtime, and the downtime is a gap."""
+        then = saved.snapshot
+        counts = cls(then.at, monotonic, zone=zone, limit=max(limit, len(then.table)) if then.table else limit)
+        counts.limit = limit
+        size = len(then.table)
+        counts._table = list(then.table)
+        counts._grow()
+        counts._index = {key: index for index, key in enumerate(then.table) if key is not None}
+        counts._free = [index for index, key in enumerate(then.table) if key is None]
+        counts.tiers, counts.week = then.tiers.freeze(), then.week.freeze()
+        counts._began = saved.began
+        counts._born[:size] = then.born
+        counts._decayed[:, :size], counts._seen[:size] = then.decayed, then.seen
+        counts._quarter[:size], counts._quarter_known = then.open_counts, then.open_known
+        ahead = offset_of(then.at, zone) - offset_of(then.at, then.zone)
+        counts.week.rotate(round(ahead / SLOT))
+        counts.week.recall(counts.tiers, zone)
+        facts: list[Fact] = []
+        counts._replay(saved.later, facts)
+        end, counts._anchor = counts.tiers.end, wall - monotonic
+        counts._decayed *= np.exp(-DECAY * max(wall - max(then.at, 60.0 * end), 0.0))
+        minute = math.floor(wall / 60)
+        if minute > end:
+            counts._skip(minute, facts)
+        elif minute < end - _REWIND_MINUTES:
+            counts._rewind(minute)
+        counts._partial = True
+        facts.append(CountsRestored(wall, len(counts._index), max(wall - 60.0 * end, 0.0)))
+        return counts, tuple(facts)
+
+    def _replay(self, later: tuple[tuple[int, Minute], ...], facts: list[Fact]) -> None:
+        """Count again what was journalled after the last checkpoint."""
+        size = len(self._table)
+        for minute, row in later:
+            if minute < self.tiers.end:
+                continue
+            if minute > self.tiers.end:
+                self._skip(minute, facts)
+            fresh = row.counts(size)
+            self._decayed *= np.exp(-DECAY * 60.0)
+            self._decayed[:, :size] += fresh * np.exp(-DECAY * 30.0)
+            self._seen[:size] = np.where(fresh > 0, 60.0 * (minute + 1), self._seen[:size])
+            self._minute[:size] += fresh
+            self._write(known=row.known, counts=None, facts=facts)
+
     # -- masks ---------------------------------------------------------------------------------------
 
     def mask(self, start: float, end: float, keys: Iterable[str] | None = None) -> None:
@@ -382,8 +399,8 @@ class Counts:
         rows = self._live()[1]
         elapsed = max(monotonic - self._rolled, 0.0)
         hits = np.array(self._hits, np.int64)[rows]
-        now = self._decayed[:, rows] * np.exp(-_DECAY * elapsed) + hits * np.exp(-_DECAY * (elapsed / 2))
-        rates: NDArray[np.float64] = (now * _DECAY).T
+        now = self._decayed[:, rows] * np.exp(-DECAY * elapsed) + hits * np.exp(-DECAY * (elapsed / 2))
+        rates: NDArray[np.float64] = (now * DECAY).T
         return rates
 
     def last_seen(self, wall: float) -> NDArray[np.float64]:
@@ -421,6 +438,7 @@ class Counts:
             self._quarter_known,
             tuple(self._masks),
             self.zone,
+            self._began,
         )
 
     def __repr__(self) -> str:

@@ -119,9 +119,12 @@ class Tiers:
     quarters: deque[Row] = field(default_factory=lambda: deque(maxlen=QUARTERS))
     open_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     open_known: int = 0
+    generation: int = 0
+    """Changes when rows were replaced other than by time passing."""
 
     def start(self, minute: int) -> None:
         """Nothing is known before this minute."""
+        self.generation += 1
         self.end = minute
         self.minutes.clear()
         self.fives.clear()
@@ -160,6 +163,7 @@ class Tiers:
 
     def rewind(self, to: int) -> None:
         """The clock was wrong by more than a day: whatever was written for minutes from `to` on never happened."""
+        self.generation += 1
         for _ in range(min(self.end - to, len(self.minutes))):
             self.minutes.pop()
         for _ in range(min(self.end // 5 - to // 5, len(self.fives))):
@@ -188,6 +192,7 @@ class Tiers:
             self.quarters.copy(),
             self.open_counts.copy(),
             self.open_known,
+            self.generation,
         )
 
     def by_minute(self, length: int, rows: NDArray[np.int64], born: NDArray[np.int64]) -> History:

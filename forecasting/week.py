@@ -28,11 +28,11 @@ DAYS: Final = 28
 """Local days whose totals are kept beside what the profile expected."""
 
 QUARTER_MINUTES: Final = 15
-_PER_QUARTER: Final = 2.0 ** (-SLOT / HALF_LIFE)
-_WEEKS_BACK: Final = 4
+PER_QUARTER: Final = 2.0 ** (-SLOT / HALF_LIFE)
+WEEKS_BACK: Final = 4
 _WEEK_SECONDS: Final = 604_800
-_CAP_TIMES: Final = 4.0
-_CAP_PLUS: Final = 10.0
+CAP_TIMES: Final = 4.0
+CAP_PLUS: Final = 10.0
 _TWO_DAYS: Final = 200
 """Passes that two local days have at most, both with an extra hour."""
 
@@ -139,7 +139,7 @@ class Week:
     def fade(self, slot: int, quarter: int) -> float:
         """What is left at a quarter of a slot's sums as stored."""
         at = int(self.at[slot])
-        return 0.0 if at < 0 else float(_PER_QUARTER ** max(quarter - at, 0))
+        return 0.0 if at < 0 else float(PER_QUARTER ** max(quarter - at, 0))
 
     def column(self, slot: int, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Copies of a slot's sums and exposure as of its last pass, shifts applied, for `size` indices."""
@@ -186,13 +186,32 @@ class Week:
             mine, passes = self.column(slot, max(size, self.sums[slot].size))
             latest = max(int(at[slot]), int(self.at[slot]))
             fade = np.float32(self.fade(slot, latest))
-            theirs = np.float32(_PER_QUARTER ** (latest - int(at[slot])))
+            theirs = np.float32(PER_QUARTER ** (latest - int(at[slot])))
             mine, passes = mine * fade, passes * fade
             mine[:size] += sums[:, slot] * theirs
             passes[:size] += exposure[:, slot] * theirs
             self.sums[slot], self.exposure[slot] = mine, passes.astype(np.float16)
             self.at[slot], self.applied[slot] = latest, self.shifted
         self.epoch += 1
+
+    def rotate(self, slots: int) -> None:
+        """The zone has changed: what was learned at a slot belongs so many slots later."""
+        if slots % WEEK:
+            order = [(slot - slots) % WEEK for slot in range(WEEK)]
+            self.sums = [self.sums[slot] for slot in order]
+            self.exposure = [self.exposure[slot] for slot in order]
+            self.at, self.applied = self.at[order], self.applied[order]
+            self.epoch += 1
+
+    def recall(self, tiers: Tiers, zone: tzinfo) -> None:
+        """Remember the passes of the last two days from the raw past (a restart has forgotten them)."""
+        self.recent.clear()
+        end = tiers.end // QUARTER_MINUTES
+        for quarter in range(end - _TWO_DAYS, end):
+            row = tiers.quarter(quarter)
+            if row.known and quarter >= 0:
+                utc = quarter * SLOT
+                self.recent.append(_Pass(quarter, day_of(utc, zone), slot_of(utc, zone), row.codes))
 
     def freeze(self) -> Week:
         """A copy that shares the columns."""
@@ -223,7 +242,7 @@ class Week:
         low, high = np.full(size, np.inf, np.float32), np.zeros(size, np.float32)
         total, passes = np.zeros(size, np.float32), np.zeros(size, np.float32)
         here = offset_of(quarter * SLOT, zone)
-        for weeks in range(1, _WEEKS_BACK + 1):
+        for weeks in range(1, WEEKS_BACK + 1):
             utc = quarter * SLOT - weeks * _WEEK_SECONDS
             if utc < 0:
                 break
@@ -241,7 +260,7 @@ class Week:
         # Of three or four the middle is what remains without the least and the most.
         inner = passes > 2  # noqa: PLR2004
         middle = np.where(inner, total - low - high, total) / np.maximum(np.where(inner, passes - 2, passes), 1)
-        return np.where(passes >= 2, _CAP_TIMES * middle + _CAP_PLUS, np.inf).astype(np.float32)  # noqa: PLR2004
+        return np.where(passes >= 2, CAP_TIMES * middle + CAP_PLUS, np.inf).astype(np.float32)  # noqa: PLR2004
 
     def _turn_day(self, day: date, size: int) -> tuple[tuple[NDArray[np.int64], NDArray[np.float32]], ...]:
         """Begin a local day; the one that ended may prove, with the one before, that a level has shifted."""
