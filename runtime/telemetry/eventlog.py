@@ -5,7 +5,7 @@ No set-up of logging (`logs.py`) and no counting. Hits are never logged.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from actors import events as e
 from actors.errors import Broken, by_code
@@ -39,6 +39,9 @@ class Log(Protocol):
     def error(self, event: str, /, **fields: object) -> object:
         """What an operator must look at."""
         ...
+
+_NOT_OURS: Final = frozenset({"ok", "cancelled"})
+"""Outcomes that are no error codes: an answer, and a client that left before it (499)."""
 
 
 def _nowhere(_id: str) -> tuple[str, str]:
@@ -115,7 +118,7 @@ class EventLog:
 
     def _finished(self, event: e.RequestFinished) -> None:
         """Only what broke on our side; a caller's own mistake is the caller's to read."""
-        if event.outcome != "ok" and issubclass(by_code(event.outcome), Broken):
+        if event.outcome not in _NOT_OURS and issubclass(by_code(event.outcome), Broken):
             self._say(self._log.warning, "request failed", event, self._trace_of(event.request))
 
     def _evicted(self, event: e.Evicted) -> None:
