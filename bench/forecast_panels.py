@@ -19,7 +19,7 @@ from forecasting.candidates import Panel
 from forecasting.profile import DAY, HOUR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from forecasting.profile import Floats, Ints
 
@@ -53,7 +53,7 @@ def rows(name: str, folder: str = "series") -> list[list[str]]:
 
 def cases(names: set[str] | None = None) -> Iterator[Case]:
     """Every panel, one at a time; only the named groups when given."""
-    makers = {
+    makers: dict[str, Callable[[], list[Panel]]] = {
         "Taylor": _taylor,
         "NYC": _nyc,
         "ELB 5 min": _elb,

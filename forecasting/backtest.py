@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from forecasting.candidates import NAIVE_DAY, NAIVE_WEEK, Forecasts, Panel, candidates, slot_sums
+from forecasting.candidates import Forecasts, Panel, candidates, slot_sums
 from forecasting.choose import BANDS, ORIGINS, STEP, Mix, Trials, admit, band_of, mix
-from forecasting.profile import DAY, DAYS, Bools, Floats, Ints
+from forecasting.profile import DAYS, Bools, Floats, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+DENSE, INTERMITTENT = 0.9, 0.3
+"""Shares of active hours where the classes begin."""
 QUANTILES = (0.025, 0.1, 0.5, 0.9, 0.975)
+SPECIALISTS = ("mstl", "sarimax")
+"""Names of candidates that compete only once they are admitted."""
 TURNS = DAYS * 24
 """Hourly turns in a week: each model is backtested in one of them."""
 
@@ -75,22 +79,23 @@ def roll(
 
 
 def weighed(rolled: Rolled, origin: int, *, past: Sequence[int], admission: Sequence[int] = ()) -> Mix:
-    """The mixture for `origin` from the `past` origins; specialists are admitted by the origins in `admission`."""
+    """The mixture for `origin` from the `past` origins.
+
+    Specialists are admitted by the origins in `admission`. One that is stands alone (with another one that is): the
+    mixture would dilute what it has just proved.
+    """
     trials = rolled.trials(origin, past)
-    names = trials.names
-    extra = [name for name in names if name in SPECIALISTS]
-    admitted = np.ones((len(rolled.panel.counts), len(names)), np.bool_)
-    for name in extra:
-        column = names.index(name)
-        admitted[:, column] = False
-        if admission:
-            weekdays = np.array([rolled.panel.phase[o] // rolled.panel.per_day for o in admission], np.int64)
-            admitted[:, column] = admit(rolled.trials(origin, admission), weekdays, name)
+    special = np.array([name in SPECIALISTS for name in trials.names])
+    earned = np.zeros((len(rolled.panel.counts), len(trials.names)), np.bool_)
+    if admission:
+        weekdays = np.array([rolled.panel.phase[o] // rolled.panel.per_day for o in admission], np.int64)
+        proof = rolled.trials(origin, admission)
+        for column in np.flatnonzero(special):
+            earned[:, column] = admit(proof, weekdays, trials.names[column])
+    anyone: Bools = np.any(earned, axis=1, keepdims=True)
+    admitted = np.where(anyone, earned, ~special[None, :])
     kinds = activity_class(rolled.panel.active(origin))
     return mix(trials, admitted=admitted, kinds=kinds)
-
-
-SPECIALISTS = ("mstl", "sarimax")
 
 
 # -- scores ------------------------------------------------------------------------------------------
@@ -151,7 +156,8 @@ def pinball(truth: Floats, said: Floats, quantiles: Sequence[float]) -> Floats:
     """Quantile loss per case: `truth[...]`, `said[..., Q]`; twice the mean over the quantiles, a CRPS proxy."""
     levels = np.array(quantiles)
     gap = truth[..., None] - said
-    return 2 * np.maximum(levels * gap, (levels - 1) * gap).mean(axis=-1)
+    loss: Floats = 2 * np.maximum(levels * gap, (levels - 1) * gap)
+    return np.asarray(loss.mean(axis=-1))
 
 
 def coverage(truth: Floats, low: Floats, high: Floats) -> float:
@@ -161,7 +167,7 @@ def coverage(truth: Floats, low: Floats, high: Floats) -> float:
 
 def activity_class(active: Floats) -> Ints:
     """0 dense, 1 intermittent, 2 sparse, by the share of active hours `[n]`."""
-    return np.where(active >= 0.9, 0, np.where(active >= 0.3, 1, 2)).astype(np.int64)  # noqa: PLR2004  # class borders
+    return np.where(active >= DENSE, 0, np.where(active >= INTERMITTENT, 1, 2)).astype(np.int64)
 
 
 # -- whose turn it is --------------------------------------------------------------------------------
@@ -185,6 +191,3 @@ def due(keys: Sequence[str], hour: int, *, cost: float, budget: float, turns: in
     first = (hour // turns * most) % len(mine)
     ordered = mine[first:] + mine[:first]
     return ordered[:most], len(mine) - most
-
-
-__all__ = ["NAIVE_DAY", "NAIVE_WEEK"]

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from forecasting import harmonic
-from forecasting.profile import DAY, DAYS, FAST, HOUR, SLOW, Bools, Fade, Floats, Ints, Levels, hier, level, levels
+from forecasting.profile import DAY, DAYS, FAST, HOUR, MATRIX, SLOW, Fade, Levels, faded, hier, leads, level, levels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from forecasting.profile import Bools, Floats, Ints
 
 HALF_LIFE = 14 * DAY
 """Memory of the week-slot sums."""
@@ -42,7 +44,7 @@ class Panel:
     per_day: int
 
     def __post_init__(self) -> None:
-        if self.counts.ndim != 2 or self.counts.shape != self.known.shape:  # a matrix
+        if self.counts.ndim != MATRIX or self.counts.shape != self.known.shape:  # a matrix
             msg = f"counts {self.counts.shape} and known {self.known.shape} must both be [models, buckets]"
             raise ValueError(msg)
         if not (self.bucket > 0 and DAY % self.bucket == 0):
@@ -80,7 +82,8 @@ class Panel:
         shape = (len(self.counts), hours, per)
         seen = (np.where(self.known[:, cut], self.counts[:, cut], 0.0)).reshape(shape).sum(axis=2) > 0
         known = self.known[:, cut].reshape(shape).any(axis=2)
-        return seen.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+        share: Floats = seen.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+        return share
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,8 @@ def _added(panel: Panel, first: int, last: int) -> tuple[Floats, Floats]:
     phase = panel.phase[first:last]
     order = np.argsort(phase, kind="stable")
     here, starts = np.unique(phase[order], return_index=True)
-    age = (last - np.arange(first, last)) * panel.bucket
-    weight = panel.known[:, first:last] * 0.5 ** (age / HALF_LIFE)
+    age = leads(last - first, panel.bucket)[::-1]
+    weight = panel.known[:, first:last] * faded(age, HALF_LIFE)
     seen = np.where(panel.known[:, first:last], panel.counts[:, first:last], 0.0)
     counts[:, here] = np.add.reduceat((weight * seen)[:, order], starts, axis=1)
     passes[:, here] = panel.share * np.add.reduceat(weight[:, order], starts, axis=1)
@@ -144,7 +147,7 @@ def groups(names: Sequence[str]) -> tuple[str, ...]:
 def candidates(panel: Panel, sums: Sums, horizon: int) -> Forecasts:
     """All cheap candidates from `sums.origin`, up to `horizon` buckets ahead."""
     origin = sums.origin
-    lead = (np.arange(horizon) + 1.0) * panel.bucket
+    lead = leads(horizon, panel.bucket)
     found: dict[str, Floats] = {}
     flat = hier(sums.counts, sums.passes, per_day=panel.per_day).astype(np.float64)
     found["hier"] = flat[:, panel.phase[origin : origin + horizon]] * panel.share
@@ -218,8 +221,8 @@ def _flat(panel: Panel, origin: int, horizon: int) -> dict[str, Floats]:
     found: dict[str, Floats] = {}
     for half_life in FLAT:
         first = max(0, origin - int(np.ceil(6 * half_life / panel.bucket)))
-        age = (origin - 1 - np.arange(first, origin)) * panel.bucket
-        weight = panel.known[:, first:origin] * 0.5 ** (age / half_life)
+        age = leads(origin - first, panel.bucket)[::-1] - panel.bucket
+        weight = panel.known[:, first:origin] * faded(age, half_life)
         counts = np.where(panel.known[:, first:origin], panel.counts[:, first:origin], 0.0)
         total = weight.sum(axis=1)
         for name, values in (("level", counts), ("typical", np.log1p(counts))):

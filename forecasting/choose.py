@@ -6,13 +6,14 @@ repeating yesterday. Never: making forecasts or touching histories.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forecasting.candidates import NAIVE_DAY, NAIVE_WEEK, Forecasts, groups
-from forecasting.profile import HOUR, Bools, Floats, Ints
+from forecasting.profile import HOUR, Bools, Floats, Ints, leads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,11 @@ CUSHION = 0.02
 """Share of the mean that is added to each loss, so that a lucky zero doesn't take all the weight."""
 ORIGINS, STEP = 8, 7 * HOUR
 """Past origins, and their spacing: seven hours walk through all times of the day."""
+LEAST_ORIGINS, LEAST_OTHER = 6, 2
+"""What a specialist must have been judged on: origins, and how many of them on another weekday than the newest."""
 _OWN = 0.5
+_NAMED = 0.01
+"""Weights below one percent are not worth a line."""
 POOL = 0.3
 """How far a model's relative losses are drawn to those of its class: a few origins say little about a bursty one."""
 _LEAST_POOL = 10
@@ -34,8 +39,7 @@ _LEAST_POOL = 10
 
 def band_of(horizon: int, bucket: float) -> Ints:
     """Band index of each bucket ahead, `[horizon]`."""
-    lead = (np.arange(horizon) + 1) * bucket
-    return np.minimum(np.searchsorted(BANDS, lead), len(BANDS) - 1).astype(np.int64)
+    return np.minimum(np.searchsorted(BANDS, leads(horizon, bucket)), len(BANDS) - 1).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,11 @@ class Trials:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Weights `[n, M, bands]` that add up to 1, the backtest loss per band (requests per bucket) of the mixture and
-    of the better seasonal naive, both `[n, bands]`, and where the guard chose the naive one.
-    """  # noqa: D205  # one sentence needs two lines
+    """Weights of the candidates, `[n, M, bands]`, that add up to 1.
+
+    `loss[n, bands]` is the mixture's backtest loss in requests per bucket, `naive` that of the better seasonal naive;
+    `guarded` says where the guard chose the naive one.
+    """
 
     names: tuple[str, ...]
     weights: Floats
@@ -68,7 +74,8 @@ class Mix:
     def of(self, forecasts: Forecasts, bucket: float) -> Floats:
         """The mixed mean `[n, H]` in requests per bucket, for rates; always finite and never negative."""
         said, weights = self._aligned(forecasts, bucket)
-        return np.maximum((weights * said).sum(axis=1), 0.0)
+        mean: Floats = np.asarray((weights * said).sum(axis=1))
+        return np.maximum(mean, 0.0)
 
     def centre(self, forecasts: Forecasts, bucket: float) -> Floats:
         """The weighted median of the candidates `[n, H]`: least absolute error, for intervals and displays.
@@ -87,7 +94,7 @@ class Mix:
     def explain(self, row: int) -> dict[str, tuple[float, ...]]:
         """Weights per band of one model, by candidate, the useless ones left out."""
         table = {n: tuple(float(w) for w in self.weights[row, m]) for m, n in enumerate(self.names)}
-        return {name: shares for name, shares in table.items() if max(shares) >= 0.01}  # noqa: PLR2004  # one percent
+        return {name: shares for name, shares in table.items() if max(shares) >= _NAMED}
 
 
 def filled(names: Sequence[str], values: Floats) -> Floats:
@@ -123,10 +130,10 @@ def losses(trials: Trials) -> tuple[Floats, Floats]:
 
 def _weights(trials: Trials) -> tuple[Floats, Floats]:
     """Weight of each judged bucket in its band `[n, K, H, bands]`, and the totals `[n, bands]` (first)."""
-    band = np.eye(len(BANDS))[band_of(trials.came.shape[2], trials.bucket)]
-    age = DECAY ** np.arange(trials.came.shape[1])
-    used = (trials.judged * age[None, :, None])[:, :, :, None] * band
-    return used.sum(axis=(1, 2)), used
+    band: Floats = np.eye(len(BANDS))[band_of(trials.came.shape[2], trials.bucket)]
+    age: Floats = np.exp(math.log(DECAY) * np.arange(trials.came.shape[1]))
+    used: Floats = (trials.judged * age[None, :, None])[:, :, :, None] * band
+    return np.asarray(used.sum(axis=(1, 2))), used
 
 
 def mix(trials: Trials, *, admitted: Bools | None = None, kinds: Ints | None = None) -> Mix:
@@ -134,10 +141,11 @@ def mix(trials: Trials, *, admitted: Bools | None = None, kinds: Ints | None = N
 
     `kinds[n]` are activity classes: losses are drawn to those of the class before they are compared.
 
-    `admitted[n, M]` excludes candidates (specialists that did not earn their place). A band without any judged
+    `admitted[n, M]` excludes candidates; the guard may fall back on the naive ones even so. A band without any judged
     bucket takes the mean of the other bands' losses; without any at all the profile is alone.
     """
     loss, mean = losses(trials)
+    naive = loss[:, [trials.names.index(name) for name in (NAIVE_DAY, NAIVE_WEEK)]]
     if admitted is not None:
         loss = np.where(admitted[:, :, None], loss, np.nan)
     loss = _everywhere(loss)
@@ -147,11 +155,11 @@ def mix(trials: Trials, *, admitted: Bools | None = None, kinds: Ints | None = N
     scale = loss + CUSHION * mean[:, None, :] + 1e-9
     # Relative to the best one: the cube of a large count would not fit into a float for long.
     best = np.nanmin(np.where(np.isnan(scale), np.inf, scale), axis=1, keepdims=True)
-    raw = np.where(np.isnan(scale), 0.0, (best / np.where(np.isnan(scale), 1.0, scale)) ** POWER)
-    total = raw.sum(axis=1, keepdims=True)
+    raw = np.where(np.isnan(scale), 0.0, np.power(best / np.where(np.isnan(scale), 1.0, scale), POWER))
+    total: Floats = np.asarray(raw.sum(axis=1, keepdims=True))
     alone = (np.arange(len(trials.names)) == trials.names.index("hier"))[None, :, None]
-    weights = np.where(total > 0, raw / np.maximum(total, 1e-12), alone.astype(np.float64))
-    return _guard(trials, weights, loss)
+    weights: Floats = np.where(total > 0, raw / np.maximum(total, 1e-12), alone.astype(np.float64))
+    return _guard(trials, weights, naive)
 
 
 def _everywhere(loss: Floats) -> Floats:
@@ -173,11 +181,19 @@ def _pooled(loss: Floats, kinds: Ints) -> Floats:
         rows = kinds == kind
         if rows.sum() < _LEAST_POOL:
             continue
-        part = np.ma.masked_array(relative[rows], ~tested[rows])
-        typical = np.asarray(np.ma.median(part, axis=0).filled(0.0))
+        typical = _median(np.where(tested[rows], relative[rows], np.nan))
         drawn = np.exp((1 - POOL) * relative[rows] + POOL * typical) * own[rows]
         result[rows] = np.where(tested[rows], drawn, np.nan)
     return result
+
+
+def _median(values: Floats) -> Floats:
+    """Median over the first axis without the NaN; zero where there is nothing else."""
+    kept = np.sort(values, axis=0)  # NaN last
+    count = (~np.isnan(values)).sum(axis=0, keepdims=True)
+    middle_two = [np.take_along_axis(kept, np.maximum(at, 0), axis=0)[0] for at in ((count - 1) // 2, count // 2)]
+    half: Floats = (middle_two[0] + middle_two[1]) / 2
+    return np.nan_to_num(half)
 
 
 def _best_variant(names: tuple[str, ...], loss: Floats) -> Floats:
@@ -193,7 +209,7 @@ def _best_variant(names: tuple[str, ...], loss: Floats) -> Floats:
     return result
 
 
-def _guard(trials: Trials, weights: Floats, loss: Floats) -> Mix:
+def _guard(trials: Trials, weights: Floats, rivals: Floats) -> Mix:
     """Where the mixture's centre would have lost to repeating yesterday (or last week), do that instead."""
     weight, used = _weights(trials)
     band = band_of(trials.came.shape[2], trials.bucket)
@@ -201,8 +217,8 @@ def _guard(trials: Trials, weights: Floats, loss: Floats) -> Mix:
     mixed = np.stack([middle(said[:, k], weights[:, :, band]) for k in range(said.shape[1])], axis=1)
     own = np.einsum("nkh,nkhb->nb", np.abs(mixed - trials.came), used) / np.maximum(weight, 1e-12)
     naive = np.array([trials.names.index(name) for name in (NAIVE_DAY, NAIVE_WEEK)])
-    past = np.where(np.isnan(loss[:, naive]), np.inf, loss[:, naive])
-    best, least = naive[past.argmin(axis=1)], past.min(axis=1)
+    past = np.where(np.isnan(rivals), np.inf, rivals)
+    best, least = naive[past.argmin(axis=1)], np.asarray(past.min(axis=1), np.float64)
     lost = (own > least) & (weight > 0)
     single = (np.arange(len(trials.names))[None, :, None] == best[:, None, :]).astype(np.float64)
     return Mix(
@@ -225,12 +241,10 @@ def admit(trials: Trials, weekdays: Ints, name: str, *, rival: str = "hier+lvl",
     families = groups(trials.names)
     column = trials.names.index(name)
     rivals = [m for m, own in enumerate(families) if own == rival]
-    answered = (~np.isnan(trials.said[:, :, column]) & trials.judged).any(axis=2)
-    used = trials.judged & answered[:, :, None]
-    error = (np.abs(said - trials.came[:, :, None, :]) * used[:, :, None, :]).sum(axis=(1, 3))
-    other = (answered & (weekdays != weekdays[0])[None, :]).sum(axis=1)
-    return (
-        (answered.sum(axis=1) >= 6)  # noqa: PLR2004  # the docstring's six and two
-        & (other >= 2)  # noqa: PLR2004
-        & (error[:, column] <= (1 - margin) * error[:, rivals].min(axis=1))
-    )
+    answered: Bools = np.any(~np.isnan(trials.said[:, :, column]) & trials.judged, axis=2)
+    used = np.logical_and(trials.judged, np.expand_dims(answered, 2)).astype(np.float64)
+    error = np.einsum("nkmh,nkh->nm", np.abs(said - trials.came[:, :, None, :]), used)
+    other = np.logical_and(answered, weekdays != weekdays[0])
+    enough = (answered.sum(axis=1) >= LEAST_ORIGINS) & (other.sum(axis=1) >= LEAST_OTHER)
+    better: Bools = error[:, column] <= (1 - margin) * error[:, rivals].min(axis=1)
+    return np.logical_and(enough, better)

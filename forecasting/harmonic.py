@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from forecasting.profile import CHUNK, DAYS, PER_DAY, Floats, Rates, base
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from forecasting.profile import Ints
 
 DAY_HARMONICS = 8
@@ -60,7 +61,9 @@ def _design(per_day: int, fitted: int) -> Floats:
     return np.hstack([np.ones((len(hours), 1)), np.cos(angle), np.sin(angle)])
 
 
-def coarsen(sums: NDArray[np.floating], exposure: NDArray[np.floating], *, per_day: int, to: int) -> tuple[Floats, Floats]:
+def coarsen(
+    sums: NDArray[np.floating], exposure: NDArray[np.floating], *, per_day: int, to: int
+) -> tuple[Floats, Floats]:
     """The same history in fewer slots, float64: counts add up, passes average."""
     if per_day % to:
         msg = f"{per_day} slots a day can't be merged to {to}"
@@ -103,7 +106,8 @@ def spread(sums: Floats, exposure: Floats, per_day: int) -> Floats:
     used = expected > _FLOOR
     pearson = np.where(used, (sums - expected) ** 2 / np.maximum(expected, _FLOOR), 0.0).sum(axis=1)
     freedom = np.maximum(used.sum(axis=1) - per_day - DAYS, per_day // 2)
-    return np.maximum(pearson / freedom, 1.0)
+    scatter: Floats = pearson / freedom
+    return np.maximum(scatter, 1.0)
 
 
 def _irls(sums: Floats, exposure: Floats, per_day: int, ridge: float) -> Floats:

@@ -23,6 +23,8 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 DAYS = 7
 PER_DAY = 96
+MATRIX = 2
+"""Axes of everything here: models first."""
 CHUNK = 1000
 """Models per step: float64 work of one step stays below 50 MB at 672 slots."""
 HOUR, DAY = 3600.0, 86400.0
@@ -60,7 +62,8 @@ def base(sums: Floats, exposure: Floats, per_day: int) -> Floats:
     pull = (_DOW_PSEUDO * per_day * mean + 1e-9)[:, None]
     expected = np.einsum("nwd,nd->nw", passes, slot)
     factor = (counts.sum(axis=2) + pull) / (expected + pull)
-    return (factor[:, :, None] * slot[:, None, :]).reshape(sums.shape)
+    product: Floats = factor[:, :, None] * slot[:, None, :]
+    return product.reshape(sums.shape)
 
 
 def _hier(sums: Floats, exposure: Floats, per_day: int) -> Floats:
@@ -79,7 +82,7 @@ def smooth(rates: Floats, radius: int) -> Floats:
 
 
 def _check(sums: NDArray[np.floating], exposure: NDArray[np.floating], per_day: int) -> None:
-    if sums.shape != exposure.shape or sums.ndim != 2 or sums.shape[1] != DAYS * per_day:  # a matrix
+    if sums.shape != exposure.shape or sums.ndim != MATRIX or sums.shape[1] != DAYS * per_day:  # a matrix
         msg = f"sums {sums.shape} and exposure {exposure.shape} must both be [models, {DAYS * per_day}]"
         raise ValueError(msg)
     for name, array in (("sums", sums), ("exposure", exposure)):
@@ -108,8 +111,9 @@ def fleet_prior(
         msg = f"{len(labels)} sets of labels for {len(profiles)} profiles"
         raise ValueError(msg)
     same = [i for i, own in enumerate(labels) if wanted and all(own.get(k) == v for k, v in wanted.items())]
+    prior: Floats
     if same:
-        prior = profiles[same].mean(axis=0, dtype=np.float64)
+        prior = np.asarray(profiles[same].mean(axis=0), np.float64)
     elif len(profiles):
         prior = np.median(profiles, axis=0).astype(np.float64)
     else:
@@ -126,14 +130,15 @@ def fleet_shape(profiles: Rates) -> Floats:
     """Mean weekly shape of the fleet, `[slots]` with mean 1: every model counts the same, however busy."""
     busy = profiles[profiles.sum(axis=1) > 0]
     if not len(busy):
-        return np.ones(profiles.shape[1])
-    return shape_of((busy / busy.mean(axis=1, keepdims=True)).mean(axis=0, dtype=np.float64))
+        return np.ones(profiles.shape[1], np.float64)
+    relative: Floats = (busy / busy.mean(axis=1, keepdims=True)).astype(np.float64)
+    return shape_of(np.asarray(relative.mean(axis=0)))
 
 
 def shape_of(rates: Floats) -> Floats:
     """The same weekly curve with mean 1; a curve of zeros becomes flat."""
-    mean = rates.mean()
-    return rates / mean if mean > 0 else np.ones_like(rates)
+    mean = float(rates.mean())
+    return rates / mean if mean > 0 else np.ones(rates.shape)
 
 
 def young(sums: Floats, exposure: Floats, prior: Floats) -> Floats:
@@ -143,7 +148,8 @@ def young(sums: Floats, exposure: Floats, prior: Floats) -> Floats:
     """
     expected = (exposure * prior).sum(axis=1)
     pull = _PRIOR_SLOTS * prior.mean() + 0.5
-    return ((sums.sum(axis=1) + pull) / (expected + pull))[:, None] * prior
+    own: Floats = (sums.sum(axis=1) + pull) / (expected + pull)
+    return own[:, None] * prior
 
 
 # -- the level ---------------------------------------------------------------------------------------
@@ -159,6 +165,16 @@ class Fade:
     def power(self, lead: Floats) -> Floats:
         """Exponent of the level at each lead in seconds: 1 now, towards 0 far ahead."""
         return np.exp(-lead / self.decay)
+
+
+def faded(age: Floats, half_life: float) -> Floats:
+    """Weight of something so old: halved with each half-life; both in the same unit."""
+    return np.exp2(-age / half_life)
+
+
+def leads(horizon: int, bucket: float) -> Floats:
+    """Seconds from the origin to the end of each bucket ahead, `[horizon]`."""
+    return np.arange(1, horizon + 1).astype(np.float64) * bucket
 
 
 SLOW = Fade(12 * HOUR, 72 * HOUR)
@@ -178,8 +194,8 @@ class Levels:
 
     def at(self, lead: Floats) -> Floats:
         """Factor on the profile, `[n, leads]`, for leads in seconds."""
-        slow = self.slow[:, None] ** SLOW.power(lead)
-        return slow * self.fast[:, None] ** self.fade.power(lead)
+        logs = np.log(self.slow)[:, None] * SLOW.power(lead) + np.log(self.fast)[:, None] * self.fade.power(lead)
+        return np.exp(logs)
 
 
 def level(counts: Floats, expected: Floats, known: Bools, *, bucket: float, half_life: float) -> Floats:
@@ -189,8 +205,7 @@ def level(counts: Floats, expected: Floats, known: Bools, *, bucket: float, half
     a quarter of the weighted mean and half a request, so an idle model's level moves slowly and is never 0/0.
     """
     width = min(counts.shape[1], int(np.ceil(_SPAN * half_life / bucket)) or 1)
-    age = np.arange(width - 1, -1, -1.0) * bucket
-    weight = known[:, -width:] * 0.5 ** (age / half_life)
+    weight = known[:, -width:] * faded(leads(width, bucket)[::-1] - bucket, half_life)
     seen = (weight * counts[:, -width:]).sum(axis=1)
     due = (weight * expected[:, -width:]).sum(axis=1)
     return pulled(seen, due)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -98,6 +98,7 @@ class Regressed:
 
 
 Fitted: TypeAlias = Seasons | Regressed
+_Kind = TypeVar("_Kind", Seasons, Regressed)
 
 
 def _back(logarithms: Floats, most: float) -> Floats:
@@ -154,7 +155,7 @@ def fit_regressed(panel: Panel, row: int, origin: int, deadline: Deadline) -> Re
     return _sound(Regressed(beta, ar, ma, float(np.expm1(np.nanmax(logs))), span))
 
 
-def _sound(fitted: Any) -> Any:
+def _sound(fitted: _Kind) -> _Kind:
     """The same parameters, all finite: an absurd fit is an error here, not a forecast later."""
     for name, value in asdict(fitted).items():
         if not np.isfinite(value).all():
@@ -227,14 +228,15 @@ def parameters(fitted: Fitted) -> dict[str, Any]:
 
 def restored(stored: Mapping[str, Any]) -> Fitted:
     """The same forecast from its parameters; raises `ValueError` for anything else."""
-    kind = {"seasons": Seasons, "regressed": Regressed}.get(str(stored.get("kind")))
-    if kind is None:
-        msg = f"kind must be seasons or regressed, not {stored.get('kind')!r}"
+    kind = stored.get("kind")
+    if kind not in {"seasons", "regressed"}:
+        msg = f"kind must be seasons or regressed, not {kind!r}"
         raise ValueError(msg)
-    given = {k: np.asarray(v, np.float64) if isinstance(v, list) else v for k, v in stored.items() if k != "kind"}
+    given: dict[str, Any] = {
+        k: np.asarray(v, np.float64) if isinstance(v, list) else v for k, v in stored.items() if k != "kind"
+    }
     try:
-        fitted = kind(**given)
-        return _sound(fitted)  # type: ignore[no-any-return]
+        return _sound(Seasons(**given)) if kind == "seasons" else _sound(Regressed(**given))
     except TypeError as error:
-        msg = f"these are not the parameters of a {stored['kind']} fit"
+        msg = f"these are not the parameters of a {kind} fit"
         raise ValueError(msg) from error
