@@ -73,9 +73,12 @@ class Prospect:
     def raised(self, floor: Floor) -> Prospect:
         """The same with what is declared as a floor: the higher rate and probability, the earlier use."""
         near = max(floor.within, floor.next_use)
-        rate = max(floor.rate, -math.log1p(-min(floor.chance, SURE)) / near) if near > 0 else floor.rate
-        known = (*self.chances, (near, self.chance(near))) if near > 0 and not self.chances else self.chances
-        lifted = tuple((t, max(p, floor.chance) if t >= near else p) for t, p in known)
+        rate, chances = floor.rate, self.chances
+        if near > 0:
+            rate = max(rate, -math.log1p(-min(floor.chance, SURE)) / near)
+        if near > 0 and floor.chance > self.chance(near):
+            times = sorted({near, *(within for within, _ in chances)})
+            chances = tuple((t, max(self.chance(t), floor.chance if t >= near else 0.0)) for t in times)
         return replace(
             self,
             rate=max(self.rate, rate),
@@ -83,7 +86,7 @@ class Prospect:
             prefetch_rate=max(self.prefetch_rate, rate),
             next_use=min(self.next_use, floor.next_use),
             confidence=max(self.confidence, floor.chance),
-            chances=lifted,
+            chances=chances,
             source=f"{self.source}+{floor.source}" if self.source else floor.source,
         )
 

@@ -134,3 +134,65 @@ def test_the_list_of_policies_cannot_be_changed_by_accident() -> None:
     """Registering is done in one place."""
     with pytest.raises(TypeError):
         POLICIES["mine"] = POLICIES["lru"]  # type: ignore[index]
+
+
+# -- policies that read the outlook ------------------------------------------------------------------
+
+
+def resident(name: str, *, size: int = 100, cost: float = 1.0, used: float = 0.0) -> Resident:
+    """An idle row."""
+    what = Model(name, "1", "f", Footprint(size, size), load_seconds=cost)
+    return Resident(what, State.RESIDENT, size, 0.0, 0.0, used)
+
+
+def leaving(name: str, rows: list[Resident], outlook: Outlook, now: float = 1000.0) -> list[str]:
+    """Names in the order in which a policy lets them go."""
+    return [row.model.name for row in sorted(rows, key=lambda row: order(row, POLICIES[name], now, outlook))]
+
+
+def expecting(**prospects: Prospect) -> Outlook:
+    """A fresh outlook of these models."""
+    return Outlook(1000.0, {f"{name}@1": prospect for name, prospect in prospects.items()}, valid=120.0)
+
+
+@pytest.mark.parametrize("name", ["rate", "ttn"])
+@pytest.mark.parametrize("outlook", [UNKNOWN, Outlook(0.0, {"a@1": Prospect(9.0, 1.0)}, valid=120.0)])
+@given(
+    rows=st.lists(st.sampled_from("abcdefgh").flatmap(residents), min_size=2, max_size=6, unique_by=lambda row: row.key)
+)
+def test_without_a_fresh_outlook_recency_decides(name: str, outlook: Outlook, rows: list[Resident]) -> None:
+    """A dead or late forecaster leaves exactly LRU, for every model alike."""
+    assert [POLICIES[name](row, 2e9, outlook) for row in rows] == [row.last_used for row in rows]
+
+
+def test_rate_weighs_requests_by_what_reloading_costs_per_byte() -> None:
+    """The smallest λ_E·c/s leaves first."""
+    rows = [resident("often"), resident("seldom"), resident("dear", cost=50.0), resident("big", size=1000)]
+    outlook = expecting(
+        often=Prospect(1.0), seldom=Prospect(0.05), dear=Prospect(0.05), big=Prospect(1.0, evict_rate=0.3)
+    )
+    assert leaving("rate", rows, outlook) == ["big", "seldom", "often", "dear"]
+
+
+def test_ttn_keeps_what_is_used_next() -> None:
+    """The later the next use, the earlier it leaves, whatever its rate; time passes after the outlook was made."""
+    rows = [resident("soon"), resident("late"), resident("never")]
+    outlook = expecting(soon=Prospect(0.0, 200.0), late=Prospect(9.0, 5000.0), never=Prospect(0.0))
+    assert leaving("ttn", rows, outlook) == ["never", "late", "soon"]
+    before, after = (POLICIES["ttn"](rows[0], now, outlook) for now in (1000.0, 1100.0))
+    assert after > before
+
+
+@pytest.mark.parametrize("name", ["rate", "ttn"])
+def test_models_of_which_nothing_is_expected_leave_by_recency(name: str) -> None:
+    """Equal zeros are no tie: the longest idle goes first."""
+    rows = [resident("old", used=1.0, cost=9.0), resident("new", used=900.0, cost=9.0)]
+    assert leaving(name, rows, expecting(old=Prospect(), new=Prospect())) == ["old", "new"]
+
+
+@pytest.mark.parametrize("name", ["rate", "ttn"])
+def test_a_model_that_the_forecast_does_not_know_is_judged_by_its_idleness(name: str) -> None:
+    """A newcomer neither blocks memory for ever nor leaves at once."""
+    rows = [resident("new", used=990.0), resident("busy"), resident("quiet")]
+    outlook = expecting(busy=Prospect(1.0, 60.0), quiet=Prospect(1e-6, 1e6))
+    assert leaving(name, rows, outlook) == ["quiet", "new", "busy"]
