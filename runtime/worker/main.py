@@ -6,7 +6,6 @@ It owns signals, descriptors and threads of this process. Models are the core's;
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import resource
 import signal
@@ -43,7 +42,7 @@ from runtime.workers.channel import (
 )
 from runtime.workers.device_loop import CorePort, DeviceLoop, core_of, report
 from runtime.workers.fault import Fault
-from runtime.workers.heap import keep_pages
+from runtime.workers.heap import keep_pages, spare_collections
 from runtime.workers.ring import FrontGone, WorkerRing
 
 if TYPE_CHECKING:
@@ -176,8 +175,7 @@ def run(setup: WorkerSetup) -> int:
 
     signal.signal(signal.SIGTERM, on_term)
     sys.setswitchinterval(SWITCH_SECONDS)
-    gc.collect()
-    gc.freeze()
+    spare_collections()
     Control(core, channel, loop.end).start()
     try:
         return 0 if loop.run() else EXIT_BROKEN
