@@ -251,6 +251,73 @@ class WarmSettled:
     cause: str = ""
 
 
+# -- foresight ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchWithheld:
+    """A prefetch was due and not made: `reason` is observe, control (a window kept to measure by) or suppressed."""
+
+    at: float
+    device: str
+    model: ModelKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeakInfeasible:
+    """A declared window will find its model cold. `starts_in` seconds; `reason` and `remedy` in words."""
+
+    at: float
+    device: str
+    model: ModelKey
+    cause: str
+    starts_in: float
+    required: bool
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastFitted:
+    """Rates and probabilities were learned anew, in `seconds` of CPU; `skilled` models may be loaded ahead of demand."""
+
+    at: float
+    models: int
+    skilled: int
+    seconds: float
+    brier: float
+    ece: float
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastFell:
+    """Something of the forecast failed or is stale; schedules, recency and serving go on without it."""
+
+    at: float
+    part: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForesightReported:
+    """What loading ahead earned in a day that ended: counts of prefetches by what became of them.
+
+    `cold_control` of `control` requests in windows without foresight found their model cold, `cold_treated` of
+    `treated` in the others: their difference is what was saved, measured.
+    """
+
+    at: float
+    used: int
+    late: int
+    wasted: int
+    cancelled: int
+    control: int
+    cold_control: int
+    treated: int
+    cold_treated: int
+
+
 # -- processes ---------------------------------------------------------------------------------------
 
 
@@ -337,6 +404,11 @@ Event: TypeAlias = (
     | PrefetchSettled
     | PressureChanged
     | WarmSettled
+    | PrefetchWithheld
+    | PeakInfeasible
+    | ForecastFitted
+    | ForecastFell
+    | ForesightReported
     | WorkerStarted
     | WorkerLost
     | ActorRestarted

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from actors.events import Event
     from actors.residency.model import Model, ModelKey, Tier
+    from forecasting.snapshot import Snapshot
+    from forecasting.tiers import Minute
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -103,6 +105,18 @@ class Catalog(Protocol):
 
     async def refresh(self) -> Mapping[str, tuple[Model, ...]]:
         """Look again, and return every model that is served now: by name, the lowest version first."""
+        ...
+
+
+class Journal(Protocol):
+    """Keeps what was counted over a crash of the process; may block on a disk, so it is only asked from jobs."""
+
+    async def append(self, snapshot: Snapshot, minutes: tuple[tuple[int, Minute], ...]) -> None:
+        """Add closed minutes. Raises `OSError`; what was written before stays."""
+        ...
+
+    async def checkpoint(self, snapshot: Snapshot) -> None:
+        """Write everything. Raises `OSError`."""
         ...
 
 

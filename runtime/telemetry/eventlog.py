@@ -40,6 +40,7 @@ class Log(Protocol):
         """What an operator must look at."""
         ...
 
+
 _NOT_OURS: Final = frozenset({"ok", "cancelled"})
 """Outcomes that are no error codes: an answer, and a client that left before it (499)."""
 
@@ -82,6 +83,11 @@ class EventLog:
             e.Adopted: lambda event: self._say(self._log.warning, "adopted", event),
             e.PrefetchSettled: lambda event: self._say(self._log.debug, "prefetch settled", event),
             e.PressureChanged: self._pressure,
+            e.PrefetchWithheld: lambda event: self._say(self._log.debug, "prefetch withheld", event),
+            e.PeakInfeasible: self._infeasible,
+            e.ForecastFitted: lambda event: self._say(self._log.info, "forecast fitted", event),
+            e.ForecastFell: lambda event: self._say(self._log.warning, "forecast fell back", event),
+            e.ForesightReported: lambda event: self._say(self._log.info, "foresight report", event),
             e.WarmSettled: self._warm,
             e.WorkerStarted: lambda event: self._say(self._log.info, "worker started", event),
             e.WorkerLost: lambda event: self._say(self._log.error, "worker lost", event),
@@ -128,6 +134,9 @@ class EventLog:
     def _pressure(self, event: e.PressureChanged) -> None:
         how = self._log.warning if event.high else self._log.info
         self._say(how, "memory pressure" if event.high else "memory pressure over", event)
+
+    def _infeasible(self, event: e.PeakInfeasible) -> None:
+        self._say(self._log.error if event.required else self._log.warning, "peak will be cold", event)
 
     def _warm(self, event: e.WarmSettled) -> None:
         how = self._log.info if event.ready else self._log.warning

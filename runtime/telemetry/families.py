@@ -56,6 +56,17 @@ class Families:
         self.lead = Histogram(
             "foreload_prefetch_lead_seconds", "Prefetched this long before first use.", buckets=AGES, registry=own
         )
+        self.withheld = Counter(
+            "foreload_prefetches_withheld", "Prefetches that were due and not made.", ("reason",), registry=own
+        )
+        self.infeasible = Counter(
+            "foreload_peaks_infeasible", "Declared windows announced as cold.", ("required",), registry=own
+        )
+        self.fallbacks = Counter(
+            "foreload_forecast_fallbacks", "Failures of a part of the forecast.", ("part",), registry=own
+        )
+        self.brier = Gauge("foreload_forecast_brier_ratio", "Brier score of the last fit.", registry=own)
+        self.ece = Gauge("foreload_forecast_calibration_error_ratio", "ECE of the last fit.", registry=own)
         self.workers_lost = Counter(
             "foreload_workers_lost", "Device workers that ended on their own.", ("device",), registry=own
         )

@@ -73,6 +73,7 @@ class Metrics:
     """
 
     IGNORED: ClassVar[Mapping[type, str]] = {
+        e.ForesightReported: "sums of what is counted anyway",
         e.Adopted: "residents are read at scrape time",
         e.RequestArrived: "counted when it is finished; arrivals per model are the forecaster's",
         e.LeaseReleased: "leases are read at scrape time",
@@ -166,6 +167,10 @@ class Metrics:
             e.LoadCancelled: self._load_ended,
             e.Evicted: self._evicted,
             e.PrefetchSettled: self._prefetched,
+            e.PrefetchWithheld: self._withheld,
+            e.PeakInfeasible: self._infeasible,
+            e.ForecastFitted: self._fitted,
+            e.ForecastFell: self._fell,
             e.WorkerLost: self._worker_lost,
             e.ActorRestarted: self._restarted,
             e.SubscriberDropped: self._subscriber_dropped,
@@ -249,6 +254,19 @@ class Metrics:
         self._table.prefetches.labels(self.label(event.model), result).inc()
         if result == "used":
             self._table.lead.observe(event.lead)
+
+    def _withheld(self, event: e.PrefetchWithheld) -> None:
+        self._table.withheld.labels(event.reason).inc()
+
+    def _infeasible(self, event: e.PeakInfeasible) -> None:
+        self._table.infeasible.labels("yes" if event.required else "no").inc()
+
+    def _fitted(self, event: e.ForecastFitted) -> None:
+        self._table.brier.set(event.brier)
+        self._table.ece.set(event.ece)
+
+    def _fell(self, event: e.ForecastFell) -> None:
+        self._table.fallbacks.labels(self._name(event.part)).inc()
 
     def _worker_lost(self, event: e.WorkerLost) -> None:
         self._table.workers_lost.labels(self._name(event.device)).inc()

@@ -37,6 +37,11 @@ class Spans:
     """
 
     IGNORED: ClassVar[Mapping[type, str]] = {
+        e.PrefetchWithheld: "nothing was done",
+        e.PeakInfeasible: "nothing was done: logs and metrics",
+        e.ForecastFitted: "another process' work, told in logs",
+        e.ForecastFell: "logs and metrics",
+        e.ForesightReported: "a sum over a day: logs",
         e.Adopted: "found, not moved: logs and feed",
         e.LeaseReleased: "the acquire span ends with RequestFinished, a moment later",
         e.PrefetchSettled: "known long after the prefetch span ended; counted in metrics",

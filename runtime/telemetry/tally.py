@@ -72,6 +72,11 @@ class Tally:
     """Counts how requests found their model and what they cost. At most `limit` models; more count in total only."""
 
     IGNORED: ClassVar[Mapping[type, str]] = {
+        e.PrefetchWithheld: "nothing was leased",
+        e.PeakInfeasible: "told ahead; its requests are counted when they come",
+        e.ForecastFitted: "says nothing of leases",
+        e.ForecastFell: "says nothing of leases",
+        e.ForesightReported: "made from leases already counted",
         e.Adopted: "nobody asked for it then",
         e.RequestArrived: "counted when it is finished",
         e.LeaseReleased: "how long a lease was held says nothing of finding it",

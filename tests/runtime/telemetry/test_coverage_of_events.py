@@ -54,6 +54,10 @@ def told_by(event: e.Event) -> str:
             where = "feed"
         case e.PressureChanged() | e.WarmSettled() | e.WorkerStarted() | e.WorkerLost() | e.ActorRestarted():
             where = "log"
+        case e.PeakInfeasible() | e.ForecastFitted() | e.ForecastFell() | e.ForesightReported():
+            where = "log"
+        case e.PrefetchWithheld():
+            where = "metrics"
         case e.CatalogChanged() | e.Adopted():
             where = "log"
         case e.SubscriberDropped():

@@ -1,0 +1,88 @@
+"""What loading ahead earned: prefetches by what became of them, and a control group to measure savings by.
+
+Pure counting of facts; the forecaster asks it who is withheld, and the daily report is made from it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from actors import events as e
+from actors.residency.model import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from actors.residency.model import ModelKey
+
+HOUR = 3_600.0
+RESULTS = ("used", "late", "wasted", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Earned:
+    """Counts since a report; see `ForesightReported`."""
+
+    used: int = 0
+    late: int = 0
+    wasted: int = 0
+    cancelled: int = 0
+    control: int = 0
+    cold_control: int = 0
+    treated: int = 0
+    cold_treated: int = 0
+
+    @property
+    def saved(self) -> float | None:
+        """Share of requests that foresight spared a cold start; None until both groups have been seen."""
+        if not self.control or not self.treated:
+            return None
+        return self.cold_control / self.control - self.cold_treated / self.treated
+
+
+class Foresight:
+    """`share` of all (model, hour) pairs get no learned prefetch: the same ones everywhere, and new ones each hour."""
+
+    def __init__(self, *, share: float, wall: Callable[[], float]) -> None:
+        if not 0 <= share < 1:
+            raise ValueError(f"the control group is a share of all, not {share}")
+        self._share = share
+        self._wall = wall
+        self._counts = dict.fromkeys(Earned.__dataclass_fields__, 0)
+
+    def control(self, key: ModelKey, at: float) -> bool:
+        """Is this model in the control group in the hour of `at` (epoch seconds)?"""
+        if self._share == 0:
+            return False
+        drawn = zlib.crc32(f"{key}|{int(at // HOUR)}".encode()) / 2**32
+        return drawn < self._share
+
+    def wants(self) -> Mapping[type[Any], Callable[[Any], None]]:
+        """Subscribe with this."""
+        return {e.PrefetchSettled: self._settled, e.LeaseGranted: self._granted}
+
+    def _settled(self, event: e.PrefetchSettled) -> None:
+        if event.result in RESULTS and event.device != Tier.HOST:
+            self._counts[event.result] += 1
+
+    def _granted(self, event: e.LeaseGranted) -> None:
+        if event.device == Tier.HOST:
+            return
+        group = "control" if self.control(event.model, self._wall()) else "treated"
+        self._counts[group] += 1
+        if event.result in {"miss", "coalesced"}:
+            self._counts[f"cold_{group}"] += 1
+
+    def earned(self) -> Earned:
+        """Counts so far."""
+        return Earned(**self._counts)
+
+    def report(self, at: float) -> e.ForesightReported:
+        """Close the day: the counts as a fact, and from zero again."""
+        counts, self._counts = self._counts, dict.fromkeys(self._counts, 0)
+        return e.ForesightReported(at, **counts)
+
+    def __repr__(self) -> str:
+        return f"<Foresight {self.earned()!r}>"
