@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from runtime.config import checks
+from runtime.config.foresight import Forecast
 from runtime.config.preload import Preload, PreloadItem
 from runtime.config.units import GIB, KIB, MIB, Amount, Bytes, Count, Flag, Ratio, Seconds
 from runtime.config.yaml import Frozen
@@ -223,8 +224,8 @@ class UnknownNames(Frozen):
 class Policy(Frozen):
     """Who stays resident and who leaves. Models may override the durations."""
 
-    name: Literal["lru", "lru_ttl"] = "lru"
-    """`lru`: the least recently used leaves when room is needed; `lru_ttl`: idle ones also leave after `ttl_idle`."""
+    name: Literal["lru", "lru_ttl", "rate", "ttn"] = "lru"
+    """`lru`: least recently used leaves first; `lru_ttl`: also after `ttl_idle`; `rate`, `ttn`: least expected use first."""
     ttl_idle: SomeSeconds | None = None
     """Idle time after which a resident leaves; null for never."""
     ttl: SomeSeconds | None = None
@@ -331,6 +332,8 @@ class Config(Frozen):
     """Models that are served, beside those of the repository; settings here win over the repository's."""
     warm: tuple[WarmItem, ...] | None = None
     """Models loaded at start, in order; `[]` says that none is wanted, null that nobody said."""
+    forecast: Forecast = Forecast()
+    """Learned rates: what models are loaded ahead for without anybody declaring it."""
     preload: PreloadItem = Preload()
     """What is loaded ahead of requests."""
     telemetry: Telemetry = Telemetry()
