@@ -280,7 +280,7 @@ class PeakInfeasible:
 
 @dataclass(frozen=True, slots=True)
 class ForecastFitted:
-    """Rates and probabilities were learned anew, in `seconds` of CPU; `skilled` models may be loaded ahead of demand."""
+    """Rates and probabilities were learned anew, in `seconds` of CPU; `skilled` models may be loaded ahead."""
 
     at: float
     models: int

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.residency.model import ModelKey
 from actors.residency.states import State
-from actors.tier_cache import TierCache
 from forecasting.refill import DEVICE, DISK, HOST, Scene
 
 if TYPE_CHECKING:
@@ -20,7 +18,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from actors.load_times import LoadTimes
-    from actors.residency.model import Model
+    from actors.residency.model import Model, ModelKey
+    from actors.tier_cache import TierCache
     from forecasting.sources import Estimate
 
     Floats = NDArray[np.float64]

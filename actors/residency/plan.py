@@ -40,7 +40,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not now. `reason` is leased, young, held, pinned, unloading or victims; `until` is when to ask again, if known."""
+    """Not now. `reason` is leased, young, held, pinned, unloading, victims or busy; `until`: when to ask again."""
 
     reason: str
     until: float | None = None
@@ -62,8 +62,8 @@ class Asking:
     """What is asked for: `need` bytes for `key`, of which `claimed` bytes and places are promised to others.
 
     `may_evict` is false for loads that only take free room; `only` names the sole possible victims, if given. Demand is
-    `urgent`: it may take the place of what a declared window holds, after all else. `impatient` may also choose leased residents, which are
-    then drained first. `victims` caps how many may leave for one load.
+    `urgent`: it may take the place of what a declared window holds, after all else. `impatient` may also choose leased
+    residents, which are then drained first. `victims` caps how many may leave for one load.
     """
 
     key: ModelKey

@@ -225,7 +225,7 @@ class Policy(Frozen):
     """Who stays resident and who leaves. Models may override the durations."""
 
     name: Literal["lru", "lru_ttl", "rate", "ttn"] = "lru"
-    """`lru`: least recently used leaves first; `lru_ttl`: also after `ttl_idle`; `rate`, `ttn`: least expected use first."""
+    """`lru`: least recently used leaves first; `lru_ttl`: also after `ttl_idle`; `rate`, `ttn`: by expected use."""
     ttl_idle: SomeSeconds | None = None
     """Idle time after which a resident leaves; null for never."""
     ttl: SomeSeconds | None = None
