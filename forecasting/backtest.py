@@ -19,6 +19,7 @@ from forecasting.profile import DAYS, Bools, Floats, Ints
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+LEAST_RATIO = 0.1
 DENSE, INTERMITTENT = 0.9, 0.3
 """Shares of active hours where the classes begin."""
 QUANTILES = (0.025, 0.1, 0.5, 0.9, 0.975)
@@ -124,14 +125,20 @@ class Score:
         return geometric(_ratio(self.band_error[:, band], self.band_naive[:, band]))
 
 
+def residuals(trials: Trials, said: Floats) -> Floats:
+    """Log1p residuals of past forecasts `[n, K, H]`, flat per model `[n, K * H]`, NaN where not judged: for `grids`."""
+    gap = np.log1p(trials.came) - np.log1p(np.maximum(said, 0.0))
+    return np.where(trials.judged, gap, np.nan).reshape(len(said), -1)
+
+
 def _ratio(error: Floats, naive: Floats) -> Floats:
     return np.where(naive > 0, error / np.where(naive > 0, naive, 1.0), np.nan)
 
 
 def geometric(ratios: Floats) -> float:
-    """Geometric mean; a perfect forecast counts as a thousandth, so that one series can't carry a panel."""
+    """Geometric mean; a ratio below a tenth counts as a tenth, so that a lucky zero can't carry a panel."""
     good = ratios[np.isfinite(ratios)]
-    return float(np.exp(np.log(np.maximum(good, 1e-3)).mean())) if good.size else float("nan")
+    return float(np.exp(np.log(np.maximum(good, LEAST_RATIO)).mean())) if good.size else float("nan")
 
 
 def score(panel: Panel, forecasts: Mapping[int, Floats], naive: Mapping[int, Floats]) -> Score:

@@ -131,7 +131,7 @@ def losses(trials: Trials) -> tuple[Floats, Floats]:
 def _weights(trials: Trials) -> tuple[Floats, Floats]:
     """Weight of each judged bucket in its band `[n, K, H, bands]`, and the totals `[n, bands]` (first)."""
     band: Floats = np.eye(len(BANDS))[band_of(trials.came.shape[2], trials.bucket)]
-    age: Floats = np.exp(math.log(DECAY) * np.arange(trials.came.shape[1]))
+    age = np.exp(math.log(DECAY) * (leads(trials.came.shape[1], 1.0) - 1.0))
     used: Floats = (trials.judged * age[None, :, None])[:, :, :, None] * band
     return np.asarray(used.sum(axis=(1, 2))), used
 
@@ -212,9 +212,7 @@ def _best_variant(names: tuple[str, ...], loss: Floats) -> Floats:
 def _guard(trials: Trials, weights: Floats, rivals: Floats) -> Mix:
     """Where the mixture's centre would have lost to repeating yesterday (or last week), do that instead."""
     weight, used = _weights(trials)
-    band = band_of(trials.came.shape[2], trials.bucket)
-    said = filled(trials.names, trials.said)
-    mixed = np.stack([middle(said[:, k], weights[:, :, band]) for k in range(said.shape[1])], axis=1)
+    mixed = past_centres(trials, weights)
     own = np.einsum("nkh,nkhb->nb", np.abs(mixed - trials.came), used) / np.maximum(weight, 1e-12)
     naive = np.array([trials.names.index(name) for name in (NAIVE_DAY, NAIVE_WEEK)])
     past = np.where(np.isnan(rivals), np.inf, rivals)
@@ -228,6 +226,13 @@ def _guard(trials: Trials, weights: Floats, rivals: Floats) -> Mix:
         least,
         lost,
     )
+
+
+def past_centres(trials: Trials, weights: Floats) -> Floats:
+    """What the mixture with these weights `[n, M, bands]` would have said at the past origins, `[n, K, H]`."""
+    said = filled(trials.names, trials.said)
+    ahead = weights[:, :, band_of(trials.came.shape[2], trials.bucket)]
+    return np.stack([middle(said[:, k], ahead) for k in range(said.shape[1])], axis=1)
 
 
 def admit(trials: Trials, weekdays: Ints, name: str, *, rival: str = "hier+lvl", margin: float = 0.05) -> Bools:
@@ -247,4 +252,5 @@ def admit(trials: Trials, weekdays: Ints, name: str, *, rival: str = "hier+lvl",
     other = np.logical_and(answered, weekdays != weekdays[0])
     enough = (answered.sum(axis=1) >= LEAST_ORIGINS) & (other.sum(axis=1) >= LEAST_OTHER)
     better: Bools = error[:, column] <= (1 - margin) * error[:, rivals].min(axis=1)
-    return np.logical_and(enough, better)
+    earned: Bools = np.logical_and(enough, better)
+    return earned

@@ -115,9 +115,9 @@ def fleet_prior(
     if same:
         prior = np.asarray(profiles[same].mean(axis=0), np.float64)
     elif len(profiles):
-        prior = np.median(profiles, axis=0).astype(np.float64)
+        prior = np.asarray(np.median(profiles, axis=0), np.float64)
     else:
-        prior = np.zeros(profiles.shape[1])
+        prior = np.zeros(profiles.shape[1:])
     if expected is None:
         return prior
     if not (np.isfinite(expected) and expected >= 0):
@@ -130,9 +130,9 @@ def fleet_shape(profiles: Rates) -> Floats:
     """Mean weekly shape of the fleet, `[slots]` with mean 1: every model counts the same, however busy."""
     busy = profiles[profiles.sum(axis=1) > 0]
     if not len(busy):
-        return np.ones(profiles.shape[1], np.float64)
-    relative: Floats = (busy / busy.mean(axis=1, keepdims=True)).astype(np.float64)
-    return shape_of(np.asarray(relative.mean(axis=0)))
+        return np.ones(profiles.shape[1:])
+    relative: Rates = busy / busy.mean(axis=1, keepdims=True)
+    return shape_of(np.asarray(relative.mean(axis=0), np.float64))
 
 
 def shape_of(rates: Floats) -> Floats:
