@@ -55,6 +55,12 @@ class Fleet:
         found: Floats = padded[self._order]
         return found
 
+    def rows_of(self, keys: tuple[str, ...], chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which rows are those of the chosen `keys`."""
+        names = {key for key, one in zip(keys, chosen.tolist(), strict=True) if one}
+        found: NDArray[np.bool_] = np.fromiter((key in names for key in self.keys), np.bool_, len(self.keys))
+        return found
+
     def scene(
         self,
         device: TierCache,

@@ -26,7 +26,7 @@ from forecasting.outlook import UNKNOWN, Outlook
 from forecasting.refill import Guards, Tokens, refill
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from actors.clock import Clock
     from actors.dispatcher import Order
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from actors.ports import Emit, Fitting, Journal
     from actors.residency.model import Model, ModelKey
     from forecasting.counts import Counts
-    from forecasting.fit import Fitted
+    from forecasting.fitted import Fitted
     from forecasting.peaks import Labels, Peak
     from forecasting.sources import Estimate
 
@@ -360,8 +360,9 @@ class Forecaster(Actor[ForecastMessage]):
     def _allowed(self, wall: float) -> Any:
         """Rows with skill, that are neither suppressed nor in the control group."""
         assert self._fitted is not None
-        skilled = self._fitted.skilled(self._counts.keys)
-        allowed = self._fleet.aligned(self._counts.keys, skilled.astype(np.float64)) > 0
+        # The gate: what did not beat its baseline in the backtest earns no load.
+        skilled = self._fitted.skilled if self._fitted.skill else np.zeros_like(self._fitted.skilled)
+        allowed = self._fleet.rows_of(self._fitted.keys, skilled)
         for key in self._plan.quiet(wall):
             if key in self._fleet.rows:
                 allowed[self._fleet.rows[key]] = False
@@ -401,14 +402,15 @@ class Forecaster(Actor[ForecastMessage]):
         now = self._clock.now()
         self._fit_running = False
         self._fitted, self._fitted_at = fitted, now
+        numbers = fitted.numbers
         self._emit(
             facts.ForecastFitted(
                 now,
                 len(fitted.keys),
-                int(np.count_nonzero(fitted.skilled(fitted.keys))),
-                fitted.cpu_seconds,
-                fitted.brier,
-                fitted.ece,
+                _skilled(fitted),
+                sum(seconds for name, seconds in numbers.items() if name.startswith("cpu_")),
+                numbers.get("brier", 0.0),
+                numbers.get("ece", 0.0),
             )
         )
 
@@ -433,9 +435,9 @@ class Forecaster(Actor[ForecastMessage]):
         return ForecastView(
             self._settings.act,
             None if fitted is None else self._clock.now() - self._fitted_at,
-            None if fitted is None else fitted.brier,
-            None if fitted is None else fitted.ece,
-            0 if fitted is None else int(np.count_nonzero(fitted.skilled(fitted.keys))),
+            None if fitted is None else fitted.numbers.get("brier"),
+            None if fitted is None else fitted.numbers.get("ece"),
+            0 if fitted is None else _skilled(fitted),
             self._failures,
             self._plan.wanted,
             self._tokens.left,
@@ -445,44 +447,6 @@ class Forecaster(Actor[ForecastMessage]):
         return f"<Forecaster {len(self._models)} models, {len(self._plan.wanted)} windows, {self._tokens!r}>"
 
 
-class Arrivals:
-    """The forecaster's ears: counts each request on its path, and nudges the actor when the plan may have changed."""
-
-    def __init__(
-        self, ref: Ref[ForecastMessage], counts: Counts, times: LoadTimes, *, now: Callable[[], float]
-    ) -> None:
-        self._ref = ref
-        self._counts = counts
-        self._times = times
-        self._now = now
-        self._nudged = 0.0
-        self._hit = counts.hit
-        self._indices: dict[str, int] = {}
-
-    def wants(self) -> Mapping[type[Any], Callable[[Any], None]]:
-        """Subscribe with this."""
-        return {
-            facts.RequestArrived: self._arrived,
-            facts.LoadFinished: self._changed,
-            facts.LoadFailed: self._changed,
-            facts.CatalogChanged: self._forget_indices,
-        }
-
-    def _arrived(self, event: facts.RequestArrived) -> None:
-        index = self._indices.get(event.model)
-        if index is None:
-            try:
-                index = self._indices[event.model] = self._counts.index(event.model)
-            except LookupError:
-                return  # more models than can be counted: the others go on
-        self._hit(index)
-
-    def _changed(self, _event: object) -> None:
-        now = self._now()
-        if now - self._nudged >= 1.0:
-            self._nudged = now
-            self._ref.tell(Nudged())
-
-    def _forget_indices(self, _event: object) -> None:
-        # A model that leaves gives its index away; looking it up again is cheap.
-        self._indices.clear()
+def _skilled(fitted: Fitted) -> int:
+    """How many models the gate lets through."""
+    return int(np.count_nonzero(fitted.skilled)) if fitted.skill else 0
