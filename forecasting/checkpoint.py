@@ -165,8 +165,8 @@ def _rebuilt(connection: sqlite3.Connection, content: dict[str, Any] | None) -> 
     models = connection.execute("SELECT place, key, born FROM models").fetchall()
     state = _state(connection, content)
     size = max([state.size, *(int(place) + 1 for place, _, _ in models)])
-    if size > LIMIT or not 0 <= state.end < _LAST_MINUTE:
-        raise Damaged("its content makes no sense: too many models or a minute beyond all years")
+    if size > LIMIT or not 0 <= state.end < _LAST_MINUTE or any(place < 0 for place, _, _ in models):
+        raise Damaged("its content makes no sense: models or a minute beyond all years")
     table: list[str | None] = [None] * size
     born = np.zeros(size, np.int64)
     for place, key, since in models:
@@ -275,6 +275,8 @@ def _week(connection: sqlite3.Connection, state: _State, arrays: dict[str, objec
         week.at[slot] = int(at)
         week.sums[slot] = unpack_array(sums, "f4").astype(np.float32, copy=True)
         week.exposure[slot] = unpack_array(exposure, "f2").astype(np.float16, copy=True)
+        if bool(np.any(week.sums[slot] < 0) or np.any(week.exposure[slot] < 0)):
+            raise Damaged(f"its content makes no sense: slot {slot} has negative sums")
     for day, actual, expected in connection.execute("SELECT day, actual, expected FROM days ORDER BY day"):
         week.days.append(
             Day(

@@ -411,7 +411,7 @@ class Counts:
     def recent(self, minutes: int) -> History:
         """Exact counts of the last closed minutes, at most 1,440."""
         rows = self._live()[1]
-        return self.tiers.by_minute(minutes, rows, self._born[rows])
+        return self.tiers.by_minute(minutes, rows, self._born)
 
     def closed(self, after: int) -> tuple[tuple[int, Minute], ...]:
         """Minutes written since the minute `after`, with their numbers: what a journal has to append."""

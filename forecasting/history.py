@@ -10,6 +10,7 @@ import gzip
 import zlib
 from array import array
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from typing import IO, TYPE_CHECKING, Final, cast
@@ -20,7 +21,7 @@ from forecasting.log_formats import PARSERS, PATHS, BadLine, Context, Format, Pa
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -133,12 +134,17 @@ def read_logs(
     return tally.result(silence)
 
 
-def _opened(path: Path) -> IO[bytes]:
+@contextmanager
+def _opened(path: Path) -> Generator[IO[bytes]]:
     """The file, decompressed if its first bytes say gzip, whatever its name says."""
-    stream = path.open("rb")
-    magic = stream.read(2)
-    stream.seek(0)
-    return stream if magic != b"\x1f\x8b" else cast("IO[bytes]", gzip.GzipFile(fileobj=stream))
+    with path.open("rb") as raw:
+        magic = raw.read(2)
+        raw.seek(0)
+        if magic != b"\x1f\x8b":
+            yield raw
+            return
+        with gzip.GzipFile(fileobj=raw) as stream:
+            yield cast("IO[bytes]", stream)
 
 
 def _lines(stream: IO[bytes], tally: _Tally) -> Iterator[str | None]:

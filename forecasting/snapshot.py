@@ -125,11 +125,11 @@ class Snapshot:
 
     def recent(self, minutes: int) -> History:
         """Exact counts of the last minutes, at most 1,440."""
-        return self.tiers.by_minute(minutes, self.rows, self.born[self.rows])
+        return self.tiers.by_minute(minutes, self.rows, self.born)
 
     def history(self, bucket: int = 900) -> History:
         """Counts of 900-second buckets (28 days) or 300-second ones (8 days); masked windows are unknown."""
-        found = self.tiers.by_bucket(bucket, self.rows, self.born[self.rows])
+        found = self.tiers.by_bucket(bucket, self.rows, self.born)
         begins = np.arange(found.counts.shape[1], dtype=np.float64) * found.bucket + found.start
         for mask in self.masks:
             hidden = (begins < mask.end) & (begins + found.bucket > mask.start)

@@ -156,7 +156,7 @@ class Store:
 def _connected(path: Path) -> sqlite3.Connection:
     """An exclusive connection with our schema. Raises Damaged for a file that is not ours to use."""
     new = not path.exists() or path.stat().st_size == 0
-    connection = sqlite3.connect(path, timeout=2.0, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(path, timeout=0.5, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA locking_mode=EXCLUSIVE")
         connection.execute("PRAGMA journal_mode=WAL")
