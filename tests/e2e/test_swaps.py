@@ -98,6 +98,7 @@ def test_a_thousand_loads_and_evictions_leave_memory_flat(tmp_path: Path, demo_r
                 same(client.infer(name, wanted[name].inputs, binary=True).outputs, wanted[name].outputs)
 
             turn(number)
+
         before = evictions(live)
         before = evictions(live)
         front, worker = grown(live, CYCLES // each, each, turn)
