@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from actors.events import Event
     from actors.residency.model import Model, ModelKey, Tier
+    from forecasting.fitted import Fitted
+    from forecasting.snapshot import Snapshot
     from forecasting.snapshot import Snapshot
     from forecasting.tiers import Minute
 
@@ -117,6 +119,14 @@ class Journal(Protocol):
 
     async def checkpoint(self, snapshot: Snapshot) -> None:
         """Write everything. Raises `OSError`."""
+        ...
+
+
+class Fitting(Protocol):
+    """Fits what was counted, away from the loop; a direct call in simulation."""
+
+    async def fit(self, snapshot: Snapshot) -> Fitted:
+        """One round, one at a time. Raises `Broken` when it died, took too long or said something absurd."""
         ...
 
 

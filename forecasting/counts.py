@@ -103,6 +103,10 @@ class Counts:
         """One request for the model at an index that `index` gave. Under 250 ns."""
         self._hits[index] += 1
 
+    def add(self, index: int, requests: int) -> None:
+        """So many at once: a batch, or a replay."""
+        self._hits[index] += requests
+
     def index(self, key: str) -> int:
         """The model's index, a new one for a model that has none. Raises Full if there are `limit` models."""
         found = self._index.get(key)
