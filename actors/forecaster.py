@@ -7,7 +7,7 @@ stands in a request's way: if it fails or is stale, schedules, recency and servi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, assert_never
 
 import anyio
 import numpy as np
@@ -53,7 +53,7 @@ class ForecastSettings:
 
     act: bool = True
     learned: bool = True
-    source: str = "blend"
+    source: Literal["blend", "occurrence", "rate"] = "blend"
     tick: float = 10.0
     refit: float = 3_600.0
     first_fit: float = 120.0

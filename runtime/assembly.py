@@ -1,46 +1,39 @@
 """The composition root: the one file that knows every class. Reading it shows the product.
 
-`assemble` builds a server from a configuration; `serve` runs one until it is told to stop.
+`assemble` builds a server from a configuration; `running.py` runs one until it is told to stop.
 """
 
 from __future__ import annotations
 
-import signal
-import socket
-import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import anyio
 import structlog
-import uvloop
 
 from actors.clock import LoopClock
 from actors.device_cache import DeviceCache
 from actors.dispatcher import Dispatcher, Refresh
-from actors.events import ActorRestarted, DrainFinished, DrainStarted, RequestFinished, WorkerLost, WorkerStarted
+from actors.events import ActorRestarted, RequestFinished, WorkerLost, WorkerStarted
 from actors.host_cache import HostCache
-from actors.messages import Drain, Lost, Rehold, Restored, Sampled
+from actors.messages import Lost, Rehold, Restored, Sampled
 from actors.residency.model import Footprint, Rules
-from actors.residency.plan import ceiling
-from actors.supervisor import Supervisor
 from actors.settings import Settings
-from actors.tier_cache import TierCache
+from actors.supervisor import Supervisor
 from actors.warm_list import WarmEntry, WarmList
 from runtime.catalog.repository import Repository, Source
 from runtime.catalog.served import Exceptions, ServedModels
 from runtime.catalog.specs import SpecifiedHost
+from runtime.foreseeing import start_forecaster
 from runtime.history import History
 from runtime.http.app import create_app
 from runtime.http.auth import Key
 from runtime.http.limits import Limits
-from runtime.http.serve import make_server
 from runtime.inference import Inference
 from runtime.machine import capacity_of, compute_threads
 from runtime.readout import Readout
 from runtime.server import VERSION, ServingBackend
-from runtime.telemetry.logs import configure
 from runtime.telemetry.wiring import Views
 from runtime.tiers.disk import DiskStore
 from runtime.tiers.host import HostStore
@@ -56,10 +49,10 @@ if TYPE_CHECKING:
     from actors.actor import Ref
     from actors.messages import Command
     from actors.residency.model import Model, ModelKey, Ticket
+    from forecasting.peaks import Labels
     from runtime.catalog.record import ModelRecord
     from runtime.config.schema import Config, Device
     from runtime.http.app import Front
-    from runtime.http.serve import Server
     from runtime.telemetry.logs import Logs
 
 CATALOG_POLL: Final = 2.0
@@ -84,7 +77,9 @@ class Assembly:
 
 
 @asynccontextmanager
-async def assemble(config: Config, logs: Logs | None = None) -> AsyncIterator[Assembly]:
+async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
+    config: Config, logs: Logs | None = None
+) -> AsyncIterator[Assembly]:
     """Build everything and run it; HTTP is the caller's. Raises `ConfigError` or `OSError` if it can't start."""
     clock = LoopClock()
     views = Views(now=clock.now, version=VERSION, otlp=config.telemetry.otlp, logs=logs)
@@ -112,7 +107,7 @@ async def assemble(config: Config, logs: Logs | None = None) -> AsyncIterator[As
         refs: dict[str, Ref[Command]] = {}
         for device in config.devices:
             workers[device.id] = await stack.enter_async_context(
-                _worker(config, device, host_place, refs, clock, views)
+                _worker(config, device, host=host_place, refs=refs, clock=clock, views=views)
             )
 
         # The actors.
@@ -121,11 +116,22 @@ async def assemble(config: Config, logs: Logs | None = None) -> AsyncIterator[As
         host = supervisor.start("host", lambda: HostCache(host_limits, residence=host_place, clock=clock, emit=emit))
         for device in config.devices:
             refs[device.id] = supervisor.start(
-                device.id, _device_cache(config, device, memory, workers[device.id], host, host_limits, clock, views)
+                device.id,
+                _device_cache(
+                    config,
+                    device,
+                    capacity=capacity_of(device.id, device.memory, memory),
+                    worker=workers[device.id],
+                    host=host,
+                    host_limits=host_limits,
+                    clock=clock,
+                    views=views,
+                ),
             )
         devices = tuple(refs.values())
         emit.subscribe("rehold", {ActorRestarted: _rehold(devices)})
-        history = History(lambda fingerprint, seconds: served.measured(fingerprint, seconds))
+        seconds: dict[str, float] = {}
+        history = History(seconds)
         served = ServedModels(
             repository,
             rules=Rules(config.policy.ttl_idle, config.policy.ttl, config.policy.min_residency),
@@ -134,6 +140,7 @@ async def assemble(config: Config, logs: Logs | None = None) -> AsyncIterator[As
             clock=clock,
             emit=emit,
             forget=_forgetting(views, history),
+            seconds=seconds,
         )
         emit.subscribe("history", history.wants())
         dispatcher = supervisor.start(
@@ -150,6 +157,21 @@ async def assemble(config: Config, logs: Logs | None = None) -> AsyncIterator[As
         entries = tuple(_warm_entry(each.model, each.required) for each in config.warm or ())
         warm = supervisor.start("warm list", lambda: WarmList(entries, dispatcher=dispatcher, clock=clock, emit=emit))
 
+        # Foresight: counts requests, and asks the caches for what should be there before the next one.
+        forecaster, journal = await start_forecaster(
+            config,
+            supervisor,
+            dispatcher=dispatcher,
+            devices=devices,
+            host=host,
+            labels=_labels(repository),
+            offload=offload,
+            clock=clock,
+            emit=emit,
+        )
+        if journal is not None:
+            stack.push_async_callback(journal.close)
+
         # What watches them, and what HTTP sees of them.
         vitals = Vitals(
             (host, *devices),
@@ -165,6 +187,7 @@ async def assemble(config: Config, logs: Logs | None = None) -> AsyncIterator[As
             memory=memory,
             policy=config.policy.model_dump(mode="json"),
             workers=workers,
+            forecaster=forecaster,
         )
         views.read_from(readout.reading)
         if config.telemetry.access_log:
@@ -196,7 +219,7 @@ async def assemble(config: Config, logs: Logs | None = None) -> AsyncIterator[As
         )
         app = create_app(
             backend,
-            _limits(config),
+            limits_of(config),
             trusted_hosts=config.server.trusted_hosts,
             keys=tuple(Key(each.name, each.hash, each.scopes) for each in config.server.keys),
         )
@@ -213,70 +236,6 @@ async def assemble(config: Config, logs: Logs | None = None) -> AsyncIterator[As
                 rounds.cancel_scope.cancel()
                 # Before the actors: a load of theirs that is cancelled waits until its worker has undone it.
                 await _end(workers.values())
-
-
-# -- running -------------------------------------------------------------------------------------------
-
-
-def serve(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code. Raises `ConfigError` or `OSError` before it listens."""
-    with (
-        configure(config.telemetry.log.level, config.telemetry.log.format) as logs,
-        socket.create_server(
-            (config.server.host, config.server.port),
-            family=socket.AF_INET6 if ":" in config.server.host else socket.AF_INET,
-            backlog=2048,
-        ) as listener,
-    ):
-        uvloop.run(_serve(config, logs, listener))
-    return 0
-
-
-async def _serve(config: Config, logs: Logs, listener: socket.socket) -> None:
-    log = structlog.get_logger("foreload")
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        async with assemble(config, logs) as parts:
-            server = make_server(
-                parts.app, host=config.server.host, port=config.server.port, limits=_limits(config), graceful=2.0
-            )
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_listen, server, listener, tasks.cancel_scope.cancel)
-                address, port = listener.getsockname()[:2]
-                log.info("listening", address=address, port=port, version=VERSION, python=sys.version.split()[0])
-                async for number in signals:
-                    if number == signal.SIGHUP:
-                        continue  # the model directories are looked at anyway; the configuration needs a restart
-                    break
-                name = signal.Signals(number).name
-                tasks.start_soon(_stop, config, parts, server, name)
-                async for number in signals:
-                    if number != signal.SIGHUP:
-                        break
-                    continue
-                # Only a second signal comes here: the end of `_listen` cancels this scope.
-                log.warning("second signal: stopping now")
-                tasks.cancel_scope.cancel()
-
-
-async def _listen(server: Server, listener: socket.socket, over: Callable[[], None]) -> None:
-    """Serve until told to stop, then end whoever still waits for signals."""
-    await server.serve(sockets=[listener])
-    over()
-
-
-async def _stop(config: Config, parts: Assembly, server: Server, why: str) -> None:
-    """The order of a stop: tell balancers, take no more work, finish what is leased, close."""
-    began = parts.clock.now()
-    parts.backend.draining = True
-    parts.views.emit(DrainStarted(began, why))
-    await anyio.sleep(config.server.drain.delay)
-    with anyio.move_on_after(config.server.drain.timeout):
-        async with anyio.create_task_group() as waiting:
-            for ref in parts.devices:
-                waiting.start_soon(ref.ask, Drain())
-    left = sum(ref.owner.ledger.leases for ref in parts.devices if isinstance(ref.owner, TierCache))
-    parts.views.emit(DrainFinished(parts.clock.now(), left, parts.clock.now() - began))
-    server.should_exit = True
 
 
 async def _end(workers: Iterable[ProcessWorker | ThreadWorker]) -> None:
@@ -300,7 +259,13 @@ def _finder(repository: Repository) -> Callable[[Model], ModelRecord]:
 
 
 def _worker(
-    config: Config, device: Device, host: SpecifiedHost, refs: dict[str, Ref[Command]], clock: LoopClock, views: Views
+    config: Config,
+    device: Device,
+    *,
+    host: SpecifiedHost,
+    refs: dict[str, Ref[Command]],
+    clock: LoopClock,
+    views: Views,
 ) -> ProcessWorker | ThreadWorker:
     """Build a device's worker; what happens to it is told to its cache and stated as a fact."""
 
@@ -342,7 +307,8 @@ def _worker(
 def _device_cache(
     config: Config,
     device: Device,
-    memory: HostMemory,
+    *,
+    capacity: int,
     worker: ProcessWorker | ThreadWorker,
     host: Ref[Command],
     host_limits: Settings,
@@ -351,7 +317,7 @@ def _device_cache(
 ) -> Callable[[], DeviceCache]:
     settings = replace(
         _common(config),
-        capacity=capacity_of(device.id, device.memory, memory),
+        capacity=capacity,
         headroom=device.headroom,
         count=device.count,
         parallel=device.loads_in_parallel,
@@ -411,12 +377,18 @@ def _exceptions(config: Config) -> dict[tuple[str, str], Exceptions]:
     }
 
 
+def _labels(repository: Repository) -> Callable[[], Labels]:
+    """What the models' manifests say of them, for the selectors of scheduled peaks."""
+    return lambda: {record.key: dict(record.manifest.labels) for record in repository.records()}
+
+
 def _warm_entry(spelled: str, required: bool) -> WarmEntry:  # noqa: FBT001 - two fields of one setting
     name, _, version = spelled.partition("@")
     return WarmEntry(name, version or None, required)
 
 
-def _limits(config: Config) -> Limits:
+def limits_of(config: Config) -> Limits:
+    """What HTTP enforces, out of the configuration."""
     limits = config.server.limits
     return Limits(
         body=limits.body,

@@ -85,7 +85,7 @@ def serve(
     for finding in _findings(config):
         _tell(_line(finding))
     try:
-        from runtime.assembly import serve as run
+        from runtime.running import serve as run
 
         code = run(config)
     except ConfigError as error:

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 
 class History:
-    """Bounded by the catalogue: `forget` drops a model that is served no more."""
+    """Bounded by the catalogue: `forget` drops a model that is served no more.
 
-    def __init__(self, measured: Callable[[str, float], None]) -> None:
+    `seconds` takes what loads took, by fingerprint, for the catalogue's next look.
+    """
+
+    def __init__(self, seconds: dict[str, float]) -> None:
         self._last: dict[ModelKey, str] = {}
         self._fingerprints: dict[str, str] = {}
-        self._measured = measured
+        self._seconds = seconds
 
     def wants(self) -> dict[type[Any], Callable[[Any], None]]:
         """Subscribe with this."""
@@ -48,7 +51,7 @@ class History:
         if event.tier is Tier.DEVICE:
             self._last[event.model] = ""
             if fingerprint is not None:
-                self._measured(fingerprint, event.seconds)
+                self._seconds[fingerprint] = event.seconds
 
     def _failed(self, event: e.LoadFailed) -> None:
         self._fingerprints.pop(event.load, None)

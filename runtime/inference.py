@@ -103,7 +103,7 @@ class Inference:
             raise
         finally:
             self._open.discard(request)
-            self._finish(request, model, outcome, arrived, grant, answer)
+            self._finish(request, model, outcome, arrived=arrived, grant=grant, answer=answer)
 
     async def _leased(self, ask: Acquire, call: Call) -> tuple[Grant, Answer]:
         owner = self._dispatcher.owner
@@ -123,7 +123,7 @@ class Inference:
                 ) from None
 
     def _finish(
-        self, request: str, model: Model, outcome: str, arrived: float, grant: Grant | None, answer: Answer | None
+        self, request: str, model: Model, outcome: str, *, arrived: float, grant: Grant | None, answer: Answer | None
     ) -> None:
         now = self._now()
         waited = grant.waited if grant is not None else 0.0

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from actors.forecaster import Forecaster
 from actors.residency.model import ModelKey
 from actors.residency.states import State
 from actors.tier_cache import TierCache
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from actors.actor import Ref
+    from actors.forecaster import ForecastMessage
     from actors.messages import Command
     from actors.ports import Memory
     from actors.residency.model import Tier
@@ -39,6 +41,7 @@ class Readout:
         memory: Memory,
         policy: Mapping[str, object],
         workers: Mapping[str, object],
+        forecaster: Ref[ForecastMessage],
     ) -> None:
         self._devices = devices
         self._host = host
@@ -46,6 +49,7 @@ class Readout:
         self._memory = memory
         self._policy = policy
         self._workers = workers
+        self._forecaster = forecaster
 
     def state(self, tally: Tally, feed: Feed) -> dict[str, object]:
         """Size, capacity, TTL, residents, leases, tiers, hit rates and the mean access time that they imply."""
@@ -63,8 +67,40 @@ class Readout:
                 "hour": asdict(total.hour),
                 "lifetime": asdict(total.lifetime),
             },
+            "foresight": self._foresight(),
             "actors": self._supervisor.snapshot(),
             "events": {"last": recent.last, "recent": recent.rows[-RECENT:]},
+        }
+
+    def _foresight(self) -> dict[str, object] | None:
+        """What is loaded ahead, and how good the forecast is; None while its actor restarts."""
+        owner = self._forecaster.owner
+        if not isinstance(owner, Forecaster):
+            return None
+        view = owner.snapshot()
+        return {
+            "mode": "act" if view.acting else "observe",
+            "fitted_ago": view.fitted_ago,
+            "brier": view.brier,
+            "ece": view.ece,
+            "skilled_models": view.skilled,
+            "fallbacks": view.failures,
+            "windows": [
+                {
+                    "model": each.model.key,
+                    "device": each.device,
+                    "cause": each.cause,
+                    "begin": each.begin,
+                    "ready_by": each.ready_by,
+                    "start": each.start,
+                    "release": each.release,
+                    "required": each.require,
+                    "due": each.due,
+                    "trouble": each.trouble,
+                    "remedy": each.remedy,
+                }
+                for each in view.windows
+            ],
         }
 
     def reading(self) -> Reading:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version as installed
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +18,7 @@ from runtime.http.port import IndexRow, Metadata, Verdict
 from runtime.workers.port import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from actors.actor import Ref
     from actors.dispatcher import Order
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from actors.warm_list import WarmMessage
     from runtime.catalog.repository import Repository
     from runtime.history import History
-    from runtime.http.port import Json, Served
+    from runtime.http.port import Json
     from runtime.inference import Inference
     from runtime.readout import Readout
     from runtime.telemetry.wiring import Views
@@ -90,46 +91,54 @@ class ServingBackend:
 
     def ready(self) -> Verdict:
         """See `Backend.ready`."""
+        return _verdict(self._unready())
+
+    def _unready(self) -> Iterator[tuple[str, float | None]]:
+        """What keeps traffic away, the most telling first, with when to ask again."""
         if self.draining:
-            return Verdict(ok=False, reason="draining", retry_after=5.0)
+            yield "draining", 5.0
         caches = [ref.owner for ref in (*self._devices, self._host)]
         if not all(isinstance(cache, TierCache) for cache in caches) or self._dispatcher.owner is None:
-            return Verdict(ok=False, reason="an actor is restarting", retry_after=1.0)
+            yield "an actor is restarting", 1.0
         if not any(isinstance(ref.owner, TierCache) and ref.owner.up for ref in self._devices):
-            return Verdict(ok=False, reason="no device worker is up", retry_after=1.0)
+            yield "no device worker is up", 1.0
         if not self._warm_said:
-            return Verdict(ok=False, reason="the configuration names no warm list; write `warm: []` if none is wanted")
+            yield "the configuration names no warm list; write `warm: []` if none is wanted", None
         warm = self._warm.owner
         if not isinstance(warm, WarmList):
-            return Verdict(ok=False, reason="the warm list is restarting", retry_after=1.0)
-        state = warm.snapshot()
-        if not state.done:
+            yield "the warm list is restarting", 1.0
+        elif not (state := warm.snapshot()).done:
             waits = ", ".join(f"{name} ({cause})" for name, cause in zip(state.missing, state.causes, strict=True))
-            return Verdict(ok=False, reason=f"warm models are not resident yet: {waits}", retry_after=1.0)
-        return Verdict(ok=True)
+            yield f"warm models are not resident yet: {waits}", 1.0
 
     def model_ready(self, name: str, version: str | None, *, strict: bool | None) -> Verdict:
         """See `Backend.model_ready`."""
         model = self._known(name, version)
-        if self.draining:
-            return Verdict(ok=False, reason="draining", retry_after=5.0)
         owner = self._dispatcher.owner
         ref = owner.place(model) if isinstance(owner, Dispatcher) else None
         cache = ref.owner if ref is not None else None
         if ref is None or not isinstance(cache, TierCache):
             return Verdict(ok=False, reason="an actor is restarting", retry_after=1.0)
         state, tier = self._where(model, cache)
-        extra = {"state": state, "tier": tier}
-        if not cache.up or not self._vitals.answers(ref.name):
-            return Verdict(ok=False, reason=f"the worker of {ref.name} is not up", retry_after=1.0, extra=extra)
+        strictly = self._strict_ready if strict is None else strict
+        verdict = _verdict(self._unserved(model, ref.name, cache, state, strict=strictly))
+        return replace(verdict, extra={"state": state, "tier": tier})
+
+    def _unserved(
+        self, model: Model, device: str, cache: TierCache, state: str, *, strict: bool
+    ) -> Iterator[tuple[str, float | None]]:
+        """Why an infer sent now would not be expected to succeed."""
+        if self.draining:
+            yield "draining", 5.0
+        if not cache.up or not self._vitals.answers(device):
+            yield f"the worker of {device} is not up", 1.0
         if state == "READY":
-            return Verdict(ok=True, extra=extra)
+            return
         trouble = cache.trouble(model)
         if trouble is not None:
-            return Verdict(ok=False, reason=f"{trouble[0]}: {trouble[1]}", retry_after=1.0, extra=extra)
-        if self._strict_ready if strict is None else strict:
-            return Verdict(ok=False, reason=f"not resident: {state}", retry_after=1.0, extra=extra)
-        return Verdict(ok=True, extra=extra)
+            yield f"{trouble[0]}: {trouble[1]}", 1.0
+        if strict:
+            yield f"not resident: {state}", 1.0
 
     def _where(self, model: Model, cache: TierCache) -> tuple[str, str]:
         state = cache.state_of(model.key)
@@ -269,6 +278,12 @@ class ServingBackend:
 
     def __repr__(self) -> str:
         return f"<ServingBackend {len(self._models())} models{' draining' if self.draining else ''}>"
+
+
+def _verdict(obstacles: Iterator[tuple[str, float | None]]) -> Verdict:
+    """Ready if nothing is in the way; else the first obstacle says why."""
+    reason, retry_after = next(obstacles, ("", None))
+    return Verdict(ok=not reason, reason=reason, retry_after=retry_after)
 
 
 def _only(parameters: Mapping[str, object], known: frozenset[str]) -> None:

@@ -38,7 +38,10 @@ class Exceptions:
 
 
 class ServedModels:
-    """`rules` hold for all, `exceptions` by `(name, version)`. `forget` is told which keys left."""
+    """`rules` hold for all, `exceptions` by `(name, version)`. `forget` is told which keys left.
+
+    `seconds` says what a load took when it was last seen, by fingerprint.
+    """
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class ServedModels:
         clock: Clock,
         emit: Emit,
         forget: Callable[[ModelKey], None],
+        seconds: Mapping[str, float],
     ) -> None:
         self._repository = repository
         self._rules = rules
@@ -58,7 +62,7 @@ class ServedModels:
         self._clock = clock
         self._emit = emit
         self._forget = forget
-        self._seconds: dict[str, float] = {}
+        self._seconds = seconds
 
     async def refresh(self) -> Mapping[str, tuple[Model, ...]]:
         """Look at the directories again; states what changed as events."""
@@ -70,10 +74,6 @@ class ServedModels:
         for record in self._repository.records():
             models[record.name].append(self._model(record))
         return {name: tuple(versions) for name, versions in models.items()}
-
-    def measured(self, fingerprint: str, seconds: float) -> None:
-        """Remember what a load took, for the next look."""
-        self._seconds[fingerprint] = seconds
 
     def _model(self, record: ModelRecord) -> Model:
         own = self._exceptions.get((record.name, record.version), Exceptions())

@@ -107,7 +107,7 @@ def test_the_tour_shows_evictions_and_serves_until_interrupted(demo_repository: 
 
     Ctrl-C then ends tour and server with 0, and frees the port.
     """
-    pytest.importorskip("runtime.assembly")
+    pytest.importorskip("runtime.running")
     port = free_port()
     command = [sys.executable, "-u", "-m", "runtime.demo.tour", "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

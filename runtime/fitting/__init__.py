@@ -1,0 +1,1 @@
+"""The fitting worker: one niced process per round of learning, and its jailer on this side."""
