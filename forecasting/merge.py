@@ -9,15 +9,20 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from forecasting.outlook import Prospect
 
 Interval: TypeAlias = tuple[float, float]
 """[start, end)."""
+
+REACH: Final = 31 * 86_400.0
+"""Seconds on both sides of a turn of the month over which a window must go on to be cut there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,8 @@ def windows_of(model: str, parts: Iterable[Part], quiet: Sequence[Quiet] = (), b
     """Merge parts that overlap, touch or lie less than `bridge` seconds apart into windows.
 
     Lead, confidence and priority are the highest; a window is required if a part is. Nothing that is not required is
-    made ready while it is quiet: `ready_by` then waits for the end of the quiet.
+    made ready while it is quiet: `ready_by` then waits for the end of the quiet. A window without end is cut, see
+    `cuts_of`.
     """
     groups: list[list[Part]] = []
     end = -math.inf
@@ -121,7 +127,32 @@ def windows_of(model: str, parts: Iterable[Part], quiet: Sequence[Quiet] = (), b
         else:
             groups.append([part])
         end = max(end, part.end) if len(groups[-1]) > 1 else part.end
-    return [_window(model, tuple(group), quiet) for group in groups]
+    return [_window(model, tuple(piece), quiet) for group in groups for piece in _pieces(group)]
+
+
+def cuts_of(start: float, end: float) -> list[float]:
+    """Turns of the month (UTC) at which a window or quiet [start, end) is cut: all that lie `REACH` inside it.
+
+    Whether a turn cuts is known from what is declared within `REACH` of it. So a window that goes on for ever, or
+    for longer than anybody looks, is the same window however far one looks.
+    """
+    first, found = start + REACH, list[float]()
+    if first > end - REACH:
+        return []
+    when = datetime.fromtimestamp(first, UTC)
+    month = when.year * 12 + when.month - 1
+    while (at := datetime(month // 12, month % 12 + 1, 1, tzinfo=UTC).timestamp()) <= end - REACH:
+        if at >= first:
+            found.append(at)
+        month += 1
+    return found
+
+
+def _pieces(group: Sequence[Part]) -> Iterator[list[Part]]:
+    edges = [-math.inf, *cuts_of(group[0].start, max(part.end for part in group)), math.inf]
+    for low, high in pairwise(edges):
+        inside = [part for part in group if part.end > low and part.start < high]
+        yield [replace(part, start=max(part.start, low), end=min(part.end, high)) for part in inside]
 
 
 def _window(model: str, parts: tuple[Part, ...], quiet: Sequence[Quiet]) -> Window:
@@ -169,7 +200,7 @@ def _highest(parts: Sequence[Part], low: float, high: float) -> float:
 
 
 def quiets_of(model: str, spans: Iterable[tuple[Interval, str]]) -> list[Quiet]:
-    """Merge the suppressions of one model that overlap or touch."""
+    """Merge the suppressions of one model that overlap or touch; one without end is cut, see `cuts_of`."""
     found: list[Quiet] = []
     for (start, end), cause in sorted(spans):
         if found and start <= found[-1].end:
@@ -178,7 +209,11 @@ def quiets_of(model: str, spans: Iterable[tuple[Interval, str]]) -> list[Quiet]:
             found[-1] = Quiet(model, last.start, max(last.end, end), causes)
         else:
             found.append(Quiet(model, start, end, (cause,)))
-    return found
+    return [
+        replace(each, start=max(each.start, low), end=min(each.end, high))
+        for each in found
+        for low, high in pairwise([-math.inf, *cuts_of(each.start, each.end), math.inf])
+    ]
 
 
 def without(model: str, parts: Iterable[Part], quiet: Sequence[Quiet]) -> tuple[list[Part], list[Cut]]:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, tzinfo
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from forecasting.merge import Cut, Part, Quiet, Window, quiets_of, windows_of, without
+from forecasting.merge import REACH, Cut, Part, Quiet, Window, quiets_of, windows_of, without
 from forecasting.recurrence import Once, Rule, starts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from datetime import date, tzinfo
 
     from forecasting.calendar import Calendar
 
@@ -27,6 +27,8 @@ Labels: TypeAlias = "Mapping[str, Mapping[str, str]]"
 
 NO_LABELS: Final[Labels] = MappingProxyType({})
 _DAY: Final = 86_400.0
+_FURTHEST: Final = 2 * REACH + 32 * _DAY
+"""How far a look must go beyond its span: to the next turn of the month that cuts, and what decides about it."""
 _FIVE_YEARS: Final = 5 * 366 * _DAY
 
 
@@ -143,16 +145,17 @@ def agenda(
     """Merge all entries that touch [start, end) into windows per model, whole ones, not clipped to the span.
 
     `bridge`: seconds, per model or for all, below which a gap between windows is bridged (load_p95 + cool-down).
-    Independent of the span asked for: a window is the same in every agenda that shows it. Only a chain of windows
-    without end is cut, at a turn of the month beyond the span. Raises `ValueError` for a span that is none.
+    Independent of the span asked for: a window is the same in every agenda that shows it. A chain of
+    windows without end is cut at turns of the month (`merge.cuts_of`). Raises `ValueError` for a span that is none.
     """
     if not (math.isfinite(start) and math.isfinite(end) and start < end):
         msg = f"a span must be finite and not empty, not {start!r} to {end!r}"
         raise ValueError(msg)
     who = {index: peak.selects(models, labels) for index, peak in enumerate(peaks) if peak.enabled}
     gaps = {key: bridge if isinstance(bridge, float | int) else bridge.get(key, 0.0) for key in models}
-    margin = max([0.0, *gaps.values()]) + max([0.0, *(peak.lead for peak in peaks)])
-    floor, ceiling = _turn_of_month(start, -1), _turn_of_month(end, 2)
+    # A second more than the rules reach, so that windows which only touch are seen together.
+    margin = 1.0 + max([0.0, *gaps.values()]) + max([0.0, *(peak.lead for peak in peaks)])
+    floor, ceiling = start - _FURTHEST, end + _FURTHEST
     low, high = start - margin, end + margin
     while True:
         whole = _build(peaks, who, gaps, low, high)
@@ -282,9 +285,3 @@ def _touching(whole: Agenda, start: float, end: float) -> Agenda:
             )
         ),
     )
-
-
-def _turn_of_month(at: float, months: int) -> float:
-    when = datetime.fromtimestamp(at, UTC)
-    month = when.year * 12 + when.month - 1 + months
-    return datetime(month // 12, month % 12 + 1, 1, tzinfo=UTC).timestamp()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -19,7 +20,7 @@ from dateutil.rrule import rrule, rrulestr
 from forecasting.calendar import local_instant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from datetime import tzinfo
 
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -145,18 +146,19 @@ def shortest_gap(rule: Rule) -> float | None:
     Looks at the first 400 starts within five years, which hold every pattern of hours, weekdays and months.
     Raises `ValueError` for a recurrence rule that contradicts itself.
     """
-    begin = rule.start if isinstance(rule, Recurrence) else _SAMPLE_FROM
-    walls = list(islice(rule.walls(begin, begin + _FIVE_YEARS), _SAMPLE))
-    gaps = [(b - a).total_seconds() for a, b in pairwise(walls)]
+    gaps = [(b - a).total_seconds() for a, b in pairwise(_sample(rule))]
     return min(gaps, default=None)
 
 
 def fires(rule: Rule) -> bool:
     """Tell whether a rule starts anything within five years of its own beginning. Raises as `shortest_gap`."""
-    if isinstance(rule, Once):
-        return True
+    return isinstance(rule, Once) or bool(_sample(rule))
+
+
+@lru_cache(maxsize=1024)
+def _sample(rule: Rule) -> tuple[datetime, ...]:
     begin = rule.start if isinstance(rule, Recurrence) else _SAMPLE_FROM
-    return next(rule.walls(begin, begin + _FIVE_YEARS), None) is not None
+    return tuple(islice(rule.walls(begin, begin + _FIVE_YEARS), _SAMPLE))
 
 
 # -- reading -----------------------------------------------------------------------------------------
@@ -219,11 +221,45 @@ def read_rrule(text: str, start: datetime, zone: tzinfo | None) -> Recurrence:
         raise ValueError("has both COUNT and UNTIL; keep one")
     _whole(fields.get("INTERVAL"), "INTERVAL")
     rule = ";".join(f"{key}={value}" for key, value in fields.items())
+    _possible(fields, start)
     try:
         _built(rule, start)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         raise ValueError(f"is not a recurrence rule (RFC 5545); {hint}") from None
     return Recurrence(rule, start, _last(until, zone) if until else None, _whole(count, "COUNT"))
+
+
+_DAYS_IN: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_ONLY_WITH: Final = {
+    "BYSETPOS": ("MONTHLY", "YEARLY"),
+    "BYMONTHDAY": ("MONTHLY", "YEARLY"),
+    "BYYEARDAY": ("YEARLY",),
+    "BYWEEKNO": ("YEARLY",),
+}
+
+
+def _possible(fields: Mapping[str, str], start: datetime) -> None:
+    """Refuse what can never fire: dateutil would search for it until the year 9999, for minutes."""
+    frequency = fields["FREQ"]
+    for key, with_ in _ONLY_WITH.items():
+        if key in fields and frequency not in with_:
+            raise ValueError(f"{key} belongs to FREQ={' or FREQ='.join(with_)}; change FREQ, or leave it out")
+    months, days = _numbers(fields.get("BYMONTH")), _numbers(fields.get("BYMONTHDAY"))
+    if months and days and all(abs(day) > _DAYS_IN[month - 1] for day in days for month in months if 1 <= month <= 12):  # noqa: PLR2004
+        raise ValueError("never fires; does the date exist, as 31 February does not?")
+    # Whole weeks of days, hours or minutes keep the weekday of the start.
+    unit = {"DAILY": 1, "HOURLY": 24, "MINUTELY": 1440}.get(frequency)
+    if unit and "BYDAY" in fields and int(fields.get("INTERVAL", "1")) % (7 * unit) == 0:
+        weekday = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")[start.weekday()]
+        if weekday not in fields["BYDAY"]:
+            raise ValueError(f"never fires; its start is on {weekday}, and so is every interval after it")
+
+
+def _numbers(text: str | None) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",")] if text else []
+    except ValueError:
+        return []  # refused by dateutil
 
 
 def _whole(text: str | None, what: str) -> int | None:
