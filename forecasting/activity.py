@@ -6,6 +6,7 @@ Batched over models, slot axis first inside (one slot of all models is contiguou
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -125,6 +126,16 @@ class Activity:
         # A part of the models each window, so that all have a fresh hazard once a day without a peak of work.
         turn = np.arange(slot % self.day, len(self), self.day)
         self.gaps.refresh(turn, self.share(2)[turn], 2.0 ** (-1 / GAP_HALF_LIFE))
+
+    def with_current(self, active: Bools) -> Activity:
+        """The same as seen from inside a window, given which models it has shown active so far; shares the rest.
+
+        Only for asking: rolling it would count the window twice.
+        """
+        seen = copy(self)
+        seen.last = self.last | active
+        seen.since = np.where(active, 0, self.since).astype(np.int32)
+        return seen
 
     def _transitions(self, slot: int, act: Bools, seen: Bools) -> None:
         before = self.last

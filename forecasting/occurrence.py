@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -34,8 +34,10 @@ COLUMNS = (
 )  # fmt: skip
 """Base columns first, then those that describe onsets."""
 
-BASE_CLIP = 0.005
-ONSET_CLIP = 0.0005
+Number = TypeVar("Number", np.float64, np.int8)
+
+CLIP = 0.0005
+"""Of every probability before its log odds; .005 for the base columns was worse on training days at short leads."""
 PRIOR = 0.5
 WIDE = 3
 """Slots to each side of the wide onset profile."""
@@ -43,12 +45,20 @@ VOLUME_SCALE = 5.0
 _NAME = re.compile(r"(known|young)/([0-9]{1,6})/([0-9]{1,6})")
 
 
-def _smooth(sums: NDArray[np.float32], slots: Sequence[int], weights: Sequence[float], rows: Rows) -> Floats:
-    """A weighted sum over slots, `[len(sums), len(rows)]`."""
-    total = np.zeros((len(sums), len(rows)))
+def _smooth(sums: NDArray[np.float32], slots: Sequence[int], weights: Sequence[float], rows: Rows | None) -> Floats:
+    """A weighted sum over slots, one row for each of `sums`."""
+    total: NDArray[np.float32] | None = None
     for slot, weight in zip(slots, weights, strict=True):
-        total += weight * sums[:, slot % sums.shape[1]][:, rows]
-    return total
+        here = sums[:, slot % sums.shape[1]]
+        # All models lie side by side: looking each of them up by number would take most of the time.
+        part = np.float32(weight) * (here if rows is None else here[:, rows])
+        total = part if total is None else np.add(total, part, out=total)
+    return np.asarray(total, np.float64)
+
+
+def _of(numbers: NDArray[Number], rows: Rows | None) -> NDArray[Number]:
+    """Some models, on the last axis."""
+    return numbers if rows is None else numbers[..., rows]
 
 
 def _kernel(first: int, span: int, reach: int) -> tuple[list[int], list[float]]:
@@ -61,25 +71,25 @@ def _kernel(first: int, span: int, reach: int) -> tuple[list[int], list[float]]:
     return slots, list(weights)
 
 
-def _profile(state: Activity, slot: int, span: int, rows: Rows) -> Floats:
+def _profile(state: Activity, slot: int, span: int, rows: Rows | None) -> Floats:
     """P(active at this time of day): ±1 slot, half a pseudo day at the 4-day share."""
     slots, weights = [slot - 1, slot, slot + 1], [0.25, 0.5, 0.25]
     if span in state.profiles:
         seen, active = _smooth(state.profiles[span], slots, weights, rows)
-        total = state.overall[span][:, rows]
+        total = _of(state.overall[span], rows)
         share = total[1] / np.maximum(total[0], 1e-9)
     else:
         idle, started, busy, stayed = _smooth(state.slots, slots, weights, rows)
         seen, active = idle + busy, started + stayed
-        share = state.share(2)[rows]
+        share = _of(state.share(2), rows)
     return np.asarray((active + PRIOR * share) / (seen + PRIOR), np.float64)
 
 
-def _moves(state: Activity, horizon: Horizon, slot: int, reach: int, rows: Rows) -> tuple[Floats, Floats]:
+def _moves(state: Activity, horizon: Horizon, slot: int, reach: int, rows: Rows | None) -> tuple[Floats, Floats]:
     """P(starts | idle) and P(stays | active) per window around the target, shrunk to the model's own 4-day shares."""
     slots, weights = _kernel(slot, horizon.span, reach)
     idle, started, busy, stayed = _smooth(state.slots, slots, weights, rows)
-    all_idle, all_started, all_busy, all_stayed = state.moves[:, rows]
+    all_idle, all_started, all_busy, all_stayed = _of(state.moves, rows)
     onset = (started + PRIOR * all_started / np.maximum(all_idle, 1.0)) / (idle + PRIOR)
     stay = (stayed + PRIOR * all_stayed / np.maximum(all_busy, 1.0)) / (busy + PRIOR)
     return onset, stay
@@ -93,34 +103,34 @@ def _any(known: NDArray[np.int8], otherwise: Floats) -> Floats:
 
 def features(state: Activity, horizon: Horizon, slot: int, rows: Rows | None = None) -> Floats:
     """The 25 `COLUMNS` of some models (default all), `[rows, 25]`; `slot` is the week slot of the window after now."""
-    chosen = np.arange(len(state)) if rows is None else rows
+    chosen = np.arange(len(state), dtype=np.int64) if rows is None else rows
     target = (slot + horizon.lead) % state.week
     here = target % state.day
     act = state.last[chosen].astype(np.float64)
     idle = 1.0 - act
-    shares = [logit(state.share(memory)[chosen], BASE_CLIP) for memory in range(3)]
+    shares = [logit(state.share(memory)[chosen], CLIP) for memory in range(3)]
     since = state.since[chosen]
     long = np.log1p(since)
     volume = state.volume[chosen] / np.maximum(state.weight[0, chosen], 1e-9) / VOLUME_SCALE
-    chance = _profile(state, here, horizon.span, chosen)
-    profile = logit(chance, BASE_CLIP)
+    chance = _profile(state, here, horizon.span, rows)
+    profile = logit(chance, CLIP)
 
     around = (target - state.day + np.arange(-WIDE, horizon.span + 2)) % state.week
-    past = state.ring[around][:, chosen]
+    past = _of(state.ring[around], rows)
     day_ago = _any(past[WIDE : WIDE + horizon.span], chance)
     begun = ((past[1:] == 1) & (past[:-1] == 0)).any(axis=0).astype(np.float64)
-    week_ago = _any(state.ring[(target + np.arange(horizon.span)) % state.week][:, chosen], chance)
+    week_ago = _any(_of(state.ring[(target + np.arange(horizon.span)) % state.week], rows), chance)
 
-    onset, stay = _moves(state, horizon, here, 1, chosen)
-    wide, _ = _moves(state, horizon, here, WIDE, chosen)
-    onset_odds = logit(1.0 - (1.0 - np.clip(onset, 0, 1)) ** horizon.span, ONSET_CLIP)
-    wide_odds = logit(1.0 - (1.0 - np.clip(wide, 0, 1)) ** horizon.span, ONSET_CLIP)
-    hazard = logit(state.gaps.chance(chosen, since + 1 + horizon.lead, horizon.span), ONSET_CLIP)
+    onset, stay = _moves(state, horizon, here, 1, rows)
+    wide, _ = _moves(state, horizon, here, WIDE, rows)
+    onset_odds = logit(1.0 - (1.0 - np.clip(onset, 0, 1)) ** horizon.span, CLIP)
+    wide_odds = logit(1.0 - (1.0 - np.clip(wide, 0, 1)) ** horizon.span, CLIP)
+    hazard = logit(state.gaps.chance(chosen, since + 1 + horizon.lead, horizon.span), CLIP)
     columns = (
         np.ones(len(chosen)),
         profile, shares[2], shares[0], shares[1], act, long, day_ago, week_ago, volume,
         profile * act, (since > state.day).astype(np.float64),
-        onset_odds * idle, wide_odds * idle, logit(stay, ONSET_CLIP) * act, hazard * idle, hazard * act, begun * idle,
+        onset_odds * idle, wide_odds * idle, logit(stay, CLIP) * act, hazard * idle, hazard * act, begun * idle,
         long * idle * shares[2], long**2 * idle, wide_odds * long * idle, day_ago * idle, week_ago * idle,
         shares[0] * act, volume * act,
     )  # fmt: skip

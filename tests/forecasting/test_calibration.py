@@ -79,6 +79,8 @@ def test_classes_are_judged_apart_and_together() -> None:
     assert track.of("high").brier == pytest.approx(0.01)
     assert track.fleet().n == 3
     assert "n=3" in repr(track)
+    track.add(0.0, np.array([0.5]), np.array([True]), np.array([1]))
+    assert track.of("prior").n == 1
 
 
 def test_an_impossible_window_is_refused() -> None:

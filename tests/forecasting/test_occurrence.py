@@ -86,7 +86,7 @@ def test_columns_say_what_their_names_say() -> None:
     assert column("since_over_day", x).tolist() == [0, 1]
     decay = 2.0 ** (-np.arange(7 * DAY + 10)[::-1] / (4 * DAY))
     share = decay[[10, 7 * DAY - 14, 7 * DAY + 8]].sum() / decay.sum()
-    assert column("share_4d", x)[0] == pytest.approx(logit(np.array([share]), 0.005)[0])
+    assert column("share_4d", x)[0] == pytest.approx(logit(np.array([share]), 0.0005)[0])
     recent = 2.0 ** (-np.arange(7 * DAY + 10)[::-1] / 3)
     volume = recent[[10, 7 * DAY - 14, 7 * DAY + 8]].sum() * math.log(4) / recent.sum() / 5
     assert column("volume", x)[0] == pytest.approx(volume)
@@ -103,7 +103,7 @@ def test_a_profile_smooths_three_slots_and_shrinks_to_the_share() -> None:
     share = float(state.share(2)[0])
     expected = (0.5 * at_10 + 0.25 * at_11 + 0.5 * share) / (exposure + 0.5)
     found = column("profile", features(state, Horizon(10, 1), 0))[0]
-    assert found == pytest.approx(logit(np.array([expected]), 0.005)[0], rel=1e-5)
+    assert found == pytest.approx(logit(np.array([expected]), 0.0005)[0], rel=1e-5)
 
 
 def test_a_gap_in_what_is_known_is_not_an_idle_time() -> None:
@@ -128,6 +128,24 @@ def test_what_was_unknown_yesterday_is_taken_from_the_profile() -> None:
     x = features(rolled(counts, known), SOON, 3 * DAY)
     assert 0.8 < column("yesterday", x)[0] <= 1
     assert column("yesterday", x)[0] == column("last_week", x)[0]
+
+
+def test_a_request_in_the_window_under_way_counts_at_once() -> None:
+    """Between two rolls a model that was just requested is active, and nothing of the state changes."""
+    state = rolled(np.zeros((2, 30)))
+    before = features(state, SOON, 30)
+    x = features(state.with_current(np.array([True, False])), SOON, 30)
+    assert column("active", x).tolist() == [1, 0]
+    assert column("since", x)[0] == 0
+    np.testing.assert_array_equal(x[1], before[1])
+    np.testing.assert_array_equal(features(state, SOON, 30), before)
+
+
+def test_state_prints_itself() -> None:
+    """One line says how much is in it."""
+    state = rolled(np.ones((2, 3)))
+    assert repr(state) == "<Activity 2 models, window 3600 s, 2 active>"
+    assert repr(state.gaps) == "<Gaps 2 models, 4 gaps up to 48>"
 
 
 def test_some_models_are_rows_of_all() -> None:

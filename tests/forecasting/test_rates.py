@@ -74,6 +74,11 @@ def test_a_clock_that_steps_back_neither_counts_twice_nor_grows() -> None:
     assert counter.age(500.0)[0] == 0
 
 
+def test_counters_print_themselves() -> None:
+    """One line says for how many models they count."""
+    assert repr(Decayed(3)) == "<Decayed 3 models>"
+
+
 def test_a_model_never_requested_has_no_age() -> None:
     """Infinite, and therefore no age term."""
     assert Decayed(1).age(5.0)[0] == math.inf

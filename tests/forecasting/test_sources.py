@@ -50,6 +50,14 @@ def test_any_chances_make_a_rising_curve(p: list[float]) -> None:
     assert prospect.chance(3600.0) == pytest.approx(estimate.chance(3600.0)[0], abs=1e-8)
 
 
+def test_a_window_inside_another_adds_nothing_to_the_curve() -> None:
+    """What the longer one has said of it stands."""
+    said = {Horizon(0, 6): np.array([0.5]), Horizon(5, 1): np.array([0.9])}
+    times, hazards = curve(said, 600.0)
+    assert times == (3600.0,)
+    assert hazards[0, 0] == pytest.approx(math.log(2))
+
+
 def test_a_far_peak_is_the_next_use() -> None:
     """Nothing soon, nearly certain in three hours: that is when it is used."""
     p = {h: np.array([0.98 if h.lead == 18 else 0.001]) for h in HORIZONS}
