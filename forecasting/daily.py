@@ -50,7 +50,7 @@ class Days:
 def by_day(past: History, origin: float, zone: tzinfo, most: int) -> Days:
     """Up to `most` days that begin in the history; what it does not hold is unknown and 0."""
     per = round(DAY / past.bucket)
-    ahead = origin + past.bucket * np.arange(per)
+    ahead: Floats = origin + past.bucket * np.arange(per, dtype=np.float64)
     here = offsets_of(ahead, zone)
     length = past.counts.shape[1]
     days = max(min(most, int((origin - past.start) // DAY)), 0)

@@ -1,1 +1,1 @@
-"""The fitting worker: one niced process per round of learning, and its jailer on this side."""
+"""Fitting in a process of its own: what goes in, what comes out, and how long it may take."""
