@@ -79,7 +79,7 @@ class PeakPlan:
         self._agenda = Agenda()
         self._models: dict[str, Model] = {}
         self._read_at = float("-inf")
-        self._told: dict[tuple[str, float], str] = {}
+        self._told: set[tuple[str, float]] = set()
         self.wanted: tuple[Wanted, ...] = ()
 
     def look(self, models: Sequence[Model], wall: float) -> None:
@@ -103,7 +103,7 @@ class PeakPlan:
             if self._peaks
             else Agenda()
         )
-        self._told = {at: told for at, told in self._told.items() if at[1] >= wall - self._horizon}
+        self._told = {at for at in self._told if at[1] >= wall - self._horizon}
 
     def forget(self) -> None:
         """The clock jumped: read again."""
@@ -212,12 +212,11 @@ class PeakPlan:
         return replace(wanted, trouble=dropped.reason, remedy=dropped.remedy, tier_below=True)
 
     def announced(self, wanted: Wanted) -> bool:
-        """Was this trouble told already? Remembers that it was."""
+        """Was this window's trouble told already? Remembers that it was; how it goes on is no news."""
         at = wanted.model.key, wanted.start
-        if self._told.get(at) == wanted.trouble:
-            return True
-        self._told[at] = wanted.trouble
-        return False
+        known = at in self._told
+        self._told.add(at)
+        return known
 
     def __repr__(self) -> str:
         return f"<PeakPlan {len(self._peaks)} peaks, {len(self.wanted)} windows in sight>"

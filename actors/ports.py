@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from actors.residency.model import Model, ModelKey, Tier
     from forecasting.fitted import Fitted
     from forecasting.snapshot import Snapshot
-    from forecasting.snapshot import Snapshot
     from forecasting.tiers import Minute
 
 P = ParamSpec("P")
