@@ -96,7 +96,7 @@ def day_set(raw: Any) -> Iterator[Fault]:
     """Some date must be meant, and countries and markets exist."""
     if not isinstance(raw, dict):
         return
-    if not any(raw.get(key) for key in ("country", "market", "dates", "calendar")):
+    if not any(raw.get(key) for key in ("country", "subdivision", "market", "dates", "calendar")):
         yield Fault((), "names no dates", "give country, market or dates, as in {country: CN, kind: working_days}")
     country, part, market = raw.get("country"), raw.get("subdivision"), raw.get("market")
     if part is not None and country is None:

@@ -115,12 +115,14 @@ def _room(preload: Preload, peaks: Sequence[Peak], known: Sequence[Known], now: 
     order = {peak.name: index for index, peak in enumerate(peaks)}
     share = preload.defaults.max_gpu_fraction
     seen: set[frozenset[str]] = set()
-    for window, held in _crowds(_ahead(peaks, known, now)):
+    for window, active in _crowds(_ahead(peaks, known, now)):
+        held = frozenset(each.model for each in active)
         need = sum(sizes.get(model) or 0 for model in held)
         if need <= share * room or held in seen or len(seen) >= _MOST:
             continue
         seen.add(held)
-        index = max(order[name] for name in window.cause)
+        # Named is the entry that would go short.
+        index = min((e.require, e.priority, -max(order[name] for name in e.cause)) for e in active)[2] * -1
         at = datetime.fromtimestamp(window.ready_by, peaks[index].zone).isoformat(timespec="minutes")
         listed = ", ".join(f"{model} ({round_bytes(sizes.get(model) or 0)})" for model in sorted(held))
         if need > room:
@@ -144,11 +146,11 @@ def _ahead(peaks: Sequence[Peak], known: Sequence[Known], now: float) -> list[Wi
     return sorted(found, key=lambda window: (window.ready_by, window.start, window.model))
 
 
-def _crowds(windows: Sequence[Window]) -> Iterator[tuple[Window, frozenset[str]]]:
-    """Whenever a window's models must be ready: which models are then to be resident at once."""
+def _crowds(windows: Sequence[Window]) -> Iterator[tuple[Window, list[Window]]]:
+    """Whenever a window's models must be ready: which windows are then to be held at once."""
     active: list[Window] = []
     for index, window in enumerate(windows):
         active = [each for each in active if each.end > window.ready_by] + [window]
         more = windows[index + 1] if index + 1 < len(windows) else None
         if more is None or more.ready_by > window.ready_by:
-            yield window, frozenset(each.model for each in active)
+            yield window, active
