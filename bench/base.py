@@ -1,6 +1,6 @@
 """What the HTTP bench compares with: one Starlette route, orjson, and the forward inline or on one executor thread.
 
-`python -m bench.base PORT [executor]`. Same modules and bodies as the real server; no checks, so it is a lower bound.
+`main` takes PORT [executor]. Same modules and bodies as the real server; no checks, so it is a lower bound.
 """
 
 from __future__ import annotations
@@ -101,7 +101,3 @@ def main() -> None:
         loop="uvloop",
         http="httptools",
     )
-
-
-if __name__ == "__main__":
-    main()

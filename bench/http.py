@@ -65,7 +65,7 @@ class Length:
 
 
 FULL = Length(5, 1.0, 2.0)
-QUICK = Length(3, 0.4, 0.6)
+QUICK = Length(2, 0.4, 0.6)
 
 
 def body_of(shape: Sequence[int], *, binary: bool) -> tuple[bytes, int | None]:

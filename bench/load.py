@@ -1,6 +1,6 @@
 """The load of the HTTP benches: a closed loop over keep-alive connections, in a process of its own.
 
-`python -m bench.load '<Job as JSON>'` prints one `Outcome` as JSON. Loopback only, bounded in connections and time.
+`start` runs `main` there, which prints one `Outcome` as JSON. Loopback only, bounded in connections and time.
 Nothing here knows a server.
 """
 
@@ -162,7 +162,7 @@ def _again(connection: _Connection, poll: select.epoll, until: float, pause: flo
 
 def start(job: Job) -> subprocess.Popen[bytes]:
     """Start a load; `finished` waits for it."""
-    command = [sys.executable, "-m", "bench.load", json.dumps(asdict(job))]
+    command = [sys.executable, "-c", "from bench.load import main; main()", json.dumps(asdict(job))]
     return subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent)
 
 
@@ -175,5 +175,6 @@ def finished(load: subprocess.Popen[bytes]) -> Outcome:
     return Outcome(**found)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the job of the command line."""
     print(json.dumps(asdict(run(Job(**json.loads(sys.argv[1]))))))

@@ -17,7 +17,7 @@ import uvloop
 
 from actors.residency.model import Footprint, Model
 from bench.report import Row, arguments, finish
-from runtime.workers.port import Answer, BuilderSpec, Call, LoadSpec, Timings
+from runtime.workers.port import BuilderSpec, Call, Laid, LoadSpec, Timings
 from runtime.workers.process import ProcessWorker
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class EchoCore:
 
     def __init__(self, device: str, allow: tuple[str, ...] = (), threads: int = 1) -> None:
         del device, allow, threads
-        self._calls: list[tuple[memoryview, Callable[[Answer], None]]] = []
+        self._calls: list[tuple[memoryview, Callable[[Laid], None]]] = []
 
     def load(self, spec: LoadSpec, cancelled: Callable[[], bool]) -> EchoCore:
         """Nothing to do; the core is its own report."""
@@ -45,7 +45,7 @@ class EchoCore:
 
     resident, steps, reused = 0, (), False
 
-    def submit(self, key: str, body: memoryview, json_length: int | None, done: Callable[[Answer], None]) -> EchoCore:
+    def submit(self, key: str, body: memoryview, json_length: int | None, done: Callable[[Laid], None]) -> EchoCore:
         """Queue it."""
         del key
         # A raw binary call (0) stands for a classifier: all in, little out.
@@ -60,7 +60,7 @@ class EchoCore:
         """Give all bodies back; the slot's view itself is the answer, so the only copy is the ring's."""
         calls, self._calls = self._calls, []
         for body, done in calls:
-            done(Answer(body, None, Timings()))  # type: ignore[arg-type]  # any buffer is copied alike
+            done(Laid((body,), None, Timings()))
 
 
 async def p50_us(call: Callable[[], Awaitable[object]], count: int) -> float:

@@ -90,7 +90,7 @@ class Server:
     def base(cls, name: str, *words: str) -> Self:
         """The Starlette server of `bench.base`."""
         port = free_port()
-        return cls(name, port, ["-m", "bench.base", str(port), *words], "/")
+        return cls(name, port, ["-c", "from bench.base import main; main()", str(port), *words], "/")
 
     @classmethod
     def foreload(cls, path: Path) -> Self:
