@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 DAY = 86_400.0
 MINUTE = 60.0
+MOMENT = 1e-3
+"""Seconds after a planned start at which it is looked for: then it is due for certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +282,9 @@ class Forecaster(Actor[ForecastMessage]):
         if not isinstance(owner, Dispatcher):
             return
         host = self._host.owner if isinstance(self._host.owner, TierCache) else None
-        for wanted in self._plan.decide(owner, host, wall, now):
+        windows = self._plan.decide(owner, host, wall, now)
+        self._wake_for(min((each.begin for each in windows if not each.due), default=np.inf) - wall)
+        for wanted in windows:
             hold_until = now + max(wanted.release - wall, 0.0)
             if wanted.trouble:
                 self._announce(wanted, now, wall)
@@ -302,6 +306,17 @@ class Forecaster(Actor[ForecastMessage]):
                     firm=wanted.require,
                 )
             )
+
+    def _wake_for(self, seconds: float) -> None:
+        """Look again exactly when the next load has to start, if that is before the next tick."""
+        if not 0 < seconds < self._settings.tick:
+            return
+
+        async def sleep() -> ForecastMessage:
+            await anyio.sleep(seconds + MOMENT)
+            return Nudged()
+
+        self.spawn(sleep, failed=lambda _: Nudged())
 
     def _announce(self, wanted: Wanted, now: float, wall: float) -> None:
         if self._plan.announced(wanted):

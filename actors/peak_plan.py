@@ -31,6 +31,9 @@ REREAD = 60.0
 SOON = 600.0
 """Seconds before a window from which on the caches are told to expect it."""
 
+HOST_LEAD = 300.0
+"""Seconds by which what only gets a place on the host is brought there earlier: it is in nobody's way."""
+
 PRIORITY = 1e6
 """What one step of priority is worth, in seconds of waiting saved: more than any value."""
 
@@ -207,7 +210,7 @@ class PeakPlan:
 
     def _cold(self, dropped: Dropped, window: Window, model: Model, cache: TierCache, wall: float) -> Wanted:
         """No place on the device: at least on the host, so that the first request does not wait for the disk."""
-        begin = window.ready_by - dropped.job.seconds
+        begin = window.ready_by - dropped.job.seconds - HOST_LEAD
         wanted = self._wanted(window, model, cache, begin, due=wall >= begin)
         return replace(wanted, trouble=dropped.reason, remedy=dropped.remedy, tier_below=True)
 

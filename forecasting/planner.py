@@ -121,19 +121,23 @@ def schedule(
         for job in jobs
         if id(job) in late
     ]
-    alive = [job for job in jobs if id(job) not in late]
-    alive, refused = _admit_disk(alive, max(now, disk_busy_until))
+    by_device: defaultdict[str, list[Job]] = defaultdict(list)
+    for job in jobs:
+        if id(job) not in late:
+            by_device[job.device].append(job)
+    # Memory first: what will not fit anyway must not take the channel or the disk from what will.
+    fitting: list[Job] = []
+    for device in sorted(by_device):
+        kept, refused = _admit_memory(by_device[device], capacity.get(device, 0) - occupied.get(device, 0))
+        fitting += kept
+        dropped += refused
+    alive, refused = _admit_disk(fitting, max(now, disk_busy_until))
     dropped += refused
     placed: list[Placed] = []
-    by_device: defaultdict[str, list[Job]] = defaultdict(list)
-    for job in alive:
-        by_device[job.device].append(job)
     for device in sorted(by_device):
         start = max(now, busy_until.get(device, now))
-        room = capacity.get(device, 0) - occupied.get(device, 0)
-        fitting, refused = _admit_memory(by_device[device], room)
-        dropped += refused
-        chosen, refused = _choose(fitting, start, "channel", lambda job: job.seconds, lambda job: job.ready_by)
+        here = [job for job in alive if job.device == device]
+        chosen, refused = _choose(here, start, "channel", lambda job: job.seconds, lambda job: job.ready_by)
         dropped += refused
         placed += _place_backward(chosen, start, eager=eager)
     placed.sort(key=lambda each: (each.start, each.job.key))

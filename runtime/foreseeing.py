@@ -89,7 +89,7 @@ async def start_forecaster(
         fraction=config.preload.defaults.max_gpu_fraction,
         share=config.forecast.channel_share,
     )
-    fitting = FittingWorker(deadline=config.forecast.fit_deadline) if config.forecast.learned else None
+    fitting = FittingWorker(budget=config.forecast.fit_deadline) if config.forecast.learned else None
     peaks = peaks_of(config.preload)
     ref = supervisor.start(
         "forecaster",
