@@ -41,10 +41,10 @@ class Inside:
 
     async def until(self, true: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
         """Let the loop run until `true()` is."""
-        async with asyncio.timeout(seconds):
-            while not true():
-                await asyncio.sleep(0.01)
-        assert true(), what
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not true():
+            assert asyncio.get_running_loop().time() < deadline, f"not within {seconds} s: {what}"
+            await asyncio.sleep(0.01)
 
     def of(self, kind: type[Any], **fields: object) -> list[Any]:
         """Events of one kind whose fields have these values."""

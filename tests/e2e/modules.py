@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -34,7 +36,8 @@ class Affine(nn.Module):
 class Hoarding(Affine):
     """Keeps `kept` bytes of every forward for good."""
 
-    hoard: list[bytes] = []  # shared on purpose: a leak outlives the module
+    hoard: ClassVar[list[bytes]] = []
+    """Shared on purpose: a leak outlives the module."""
 
     def __init__(self, width: int = 3, kept: int = 65_536) -> None:
         super().__init__(width)
@@ -64,7 +67,7 @@ def late(width: int = 3, seconds: float = 1.0) -> nn.Module:
 
 def absent(width: int = 3, gate: str = "") -> nn.Module:
     """Build the plain one once the file `gate` is there; raise before."""
-    if not os.path.exists(gate):  # no more imports than needed
+    if not gate or not Path(gate).exists():
         msg = "the gate is shut"
         raise RuntimeError(msg)
     return Affine(width).eval()

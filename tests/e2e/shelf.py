@@ -6,9 +6,10 @@ No server here; `width` decides how large a model is.
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from runtime.catalog.describe import write_manifest
@@ -17,9 +18,7 @@ from tests.e2e.modules import ALLOW
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float32]
+Floats: TypeAlias = NDArray[np.float32]
 
 WEIGHTS = "model.safetensors"
 

@@ -47,8 +47,8 @@ async def infer(server: Inside, model: str, body: bytes) -> httpx.Response:
 @pytest.mark.real
 async def test_200_first_requests_for_a_cold_model_are_one_load(
     tmp_path: Path, demo_repository: Path, demo_cache: Path
-):
-    """T1, F49: 200 clients ask for MiniLM at once while nothing is resident: one load, 200 equal answers, no lease left."""
+) -> None:
+    """T1, F49: 200 clients ask for MiniLM at once while nothing is resident: one load, 200 equal answers."""
     ids = [101, 7592, 2088, 102]
     tensors = [
         {"name": name, "datatype": "INT64", "shape": [1, 4], "data": data}
@@ -74,8 +74,10 @@ async def test_200_first_requests_for_a_cold_model_are_one_load(
 
 
 @pytest.mark.real
-async def test_load_calls_and_requests_at_once_are_one_load(tmp_path: Path, demo_repository: Path, demo_cache: Path):
-    """R5, R26, F49: load over the API, infers and the warm list at one time for one model: one load, everybody served."""
+async def test_load_calls_and_requests_at_once_are_one_load(
+    tmp_path: Path, demo_repository: Path, demo_cache: Path
+) -> None:
+    """R5, R26, F49: load calls and infers for one model at one time: one load, everybody served."""
     async with inside(tmp_path, repository=[str(demo_repository)], disk__path=str(demo_cache)) as server:
         body = zeros("crepe-tiny")
         calls: list[Any] = [server.http.post("/v2/repository/models/crepe-tiny/load") for _ in range(10)]
@@ -88,7 +90,7 @@ async def test_load_calls_and_requests_at_once_are_one_load(tmp_path: Path, demo
 
 
 @pytest.mark.real
-async def test_more_models_than_room_under_concurrency(tmp_path: Path, demo_repository: Path, demo_cache: Path):
+async def test_more_models_than_room_under_concurrency(tmp_path: Path, demo_repository: Path, demo_cache: Path) -> None:
     """R2, R24, I1, I3: 8 clients over 5 real models with room for about two: all answered, capacity and leases hold."""
     bodies = {name: zeros(name) for name in SMALL}
     async with inside(
@@ -112,8 +114,8 @@ async def test_more_models_than_room_under_concurrency(tmp_path: Path, demo_repo
         server.check()
 
 
-async def test_a_just_loaded_model_serves_the_request_that_loaded_it(tmp_path: Path):
-    """U3, U23, R25: room for one model and two that alternate: each load is used by its own request before it leaves."""
+async def test_a_just_loaded_model_serves_the_request_that_loaded_it(tmp_path: Path) -> None:
+    """U3, U23, R25: room for one model and two that alternate: each load serves its own request before it leaves."""
     for name in ("a", "b"):
         shelf.put(tmp_path / "models", name, width=1000, seed=ord(name))
     body = rows(1, width=1000)
@@ -128,7 +130,7 @@ async def test_a_just_loaded_model_serves_the_request_that_loaded_it(tmp_path: P
         server.check()
 
 
-async def test_a_leased_model_outlives_the_wish_for_its_place(tmp_path: Path):
+async def test_a_leased_model_outlives_the_wish_for_its_place(tmp_path: Path) -> None:
     """F45, I3: B needs A's place while A works: A finishes first, then B is served; nobody is refused."""
     for name in ("a", "b"):
         shelf.put(tmp_path / "models", name)
@@ -147,8 +149,8 @@ async def test_a_leased_model_outlives_the_wish_for_its_place(tmp_path: Path):
         server.check()
 
 
-async def test_a_wait_for_a_leased_place_ends_in_503_with_a_time(tmp_path: Path):
-    """F45: nothing may leave within the waiter's patience: 503, `no_evictable_space`, Retry-After, numbers; A unharmed."""
+async def test_a_wait_for_a_leased_place_ends_in_503_with_a_time(tmp_path: Path) -> None:
+    """F45: nothing may leave within the waiter's patience: 503, Retry-After, `no_evictable_space`; A is unharmed."""
     for name in ("a", "b"):
         shelf.put(tmp_path / "models", name)
     async with inside(tmp_path, devices__count=1, server__wait={"soft": "300ms"}) as server:
@@ -162,7 +164,7 @@ async def test_a_wait_for_a_leased_place_ends_in_503_with_a_time(tmp_path: Path)
         server.check()
 
 
-async def test_the_callers_own_deadline_is_504_and_the_servers_patience_503(tmp_path: Path):
+async def test_the_callers_own_deadline_is_504_and_the_servers_patience_503(tmp_path: Path) -> None:
     """P11: `timeout` passed while loading: 504; the server's soft limit: 503 and the load goes on; then a hit."""
     shelf.put(tmp_path / "models", "late", factory="late", seconds=1.2)
     timed = json.loads(rows(1, 1, 1)) | {"parameters": {"timeout": 200_000}}
@@ -180,7 +182,7 @@ async def test_the_callers_own_deadline_is_504_and_the_servers_patience_503(tmp_
         server.check()
 
 
-async def test_two_cold_models_load_side_by_side(tmp_path: Path):
+async def test_two_cold_models_load_side_by_side(tmp_path: Path) -> None:
     """R1: room for both, 1 s each: both are ready after about one second, not two."""
     for name in ("a", "b"):
         shelf.put(tmp_path / "models", name, factory="late", seconds=1)
@@ -191,7 +193,7 @@ async def test_two_cold_models_load_side_by_side(tmp_path: Path):
         assert max(each.at for each in starts) < min(each.at for each in ends), "one waited for the other"
 
 
-async def test_a_long_load_does_not_slow_a_resident_model(tmp_path: Path):
+async def test_a_long_load_does_not_slow_a_resident_model(tmp_path: Path) -> None:
     """T4, R7, F53: while B loads for 2 s, A's requests are answered as before."""
     shelf.put(tmp_path / "models", "a")
     shelf.put(tmp_path / "models", "b", factory="late", seconds=2)

@@ -54,7 +54,7 @@ def total(found: dict[tuple[str, tuple[tuple[str, str], ...]], float], name: str
     )
 
 
-def test_bytes_leases_and_residents_of_the_state_add_up(used: Live):
+def test_bytes_leases_and_residents_of_the_state_add_up(used: Live) -> None:
     """I1, I10: what is loading, resident and unloading is what is used; rows sum to it; free is the rest."""
     state = used.state()
     for tier in (*state["devices"], state["host"]):
@@ -76,7 +76,7 @@ def test_bytes_leases_and_residents_of_the_state_add_up(used: Live):
     assert all(actor["alive"] for actor in state["actors"].values())
 
 
-def test_hit_rates_and_mean_access_time_follow_their_formula(used: Live):
+def test_hit_rates_and_mean_access_time_follow_their_formula(used: Live) -> None:
     """h1 found on the device, h2 of the rest on the host; mean = h1 t1 + (1 - h1)(h2 t2 + (1 - h2) t3)."""
     for span in ("five_minutes", "hour", "lifetime"):
         access = used.state()["access"][span]
@@ -90,7 +90,7 @@ def test_hit_rates_and_mean_access_time_follow_their_formula(used: Live):
         assert access["joined"] == access["host"] + access["disk"] + access["left"]
 
 
-def test_metrics_parse_in_both_formats_and_agree_with_the_state(used: Live):
+def test_metrics_parse_in_both_formats_and_agree_with_the_state(used: Live) -> None:
     """Both pages are valid, say the same, and count what was done above."""
     text = used.get("/metrics")
     assert text.headers["content-type"].startswith("text/plain")
@@ -109,7 +109,7 @@ def test_metrics_parse_in_both_formats_and_agree_with_the_state(used: Live):
         assert total(found, "foreload_leases", model="a@1") == 0
 
 
-def test_statistics_agree_with_the_metrics(used: Live):
+def test_statistics_agree_with_the_metrics(used: Live) -> None:
     """The V2 statistics extension counts the same requests."""
     rows_by_name = {row["name"]: row for row in used.get("/v2/models/stats").json["model_stats"]}
     counts = {name: row["inference_stats"]["success"]["count"] for name, row in rows_by_name.items()}
@@ -118,7 +118,7 @@ def test_statistics_agree_with_the_metrics(used: Live):
     assert rows_by_name["b"]["memory_usage"] == [{"type": "CPU", "id": 0, "byte_size": 40_000}]
 
 
-def test_a_cold_answer_says_where_the_time_went(tmp_path: Path):
+def test_a_cold_answer_says_where_the_time_went(tmp_path: Path) -> None:
     """Design section 8: a cold answer carries where the model was and the phases; a hit carries neither."""
     shelf.put(tmp_path / "models", "a")
     with serving(tmp_path) as live:
@@ -132,7 +132,7 @@ def test_a_cold_answer_says_where_the_time_went(tmp_path: Path):
         assert live.infer("a").headers["foreload-cold-start"].startswith("host;wait=")
 
 
-def test_thread_isolation_serves_too(tmp_path: Path):
+def test_thread_isolation_serves_too(tmp_path: Path) -> None:
     """`isolation: thread`: one process, the same answers, the same state, the same clean end."""
     shelf.put(tmp_path / "models", "a")
     shelf.put(tmp_path / "models", "b", seed=2)
@@ -147,7 +147,7 @@ def test_thread_isolation_serves_too(tmp_path: Path):
         assert live.wait() == 0
 
 
-def test_pinned_models_stay_and_idle_ones_leave(tmp_path: Path):
+def test_pinned_models_stay_and_idle_ones_leave(tmp_path: Path) -> None:
     """A pin holds against a wish for the place; `ttl_idle` gives an idle place back without anybody asking."""
     for name in ("pinned", "other", "third"):
         shelf.put(tmp_path / "models", name)
@@ -160,7 +160,7 @@ def test_pinned_models_stay_and_idle_ones_leave(tmp_path: Path):
         live.until(lambda: live.residents() == {"pinned"}, "idle ones left", 5)
 
 
-def test_keys_are_asked_for_everywhere_but_not_shown(tmp_path: Path):
+def test_keys_are_asked_for_everywhere_but_not_shown(tmp_path: Path) -> None:
     """S2, S10: without a key 401, with too small a scope 403; neither key nor hash is in state, metrics or log."""
     from runtime.http.auth import new_token
 

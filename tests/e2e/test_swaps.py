@@ -53,8 +53,8 @@ def grown(live: Live, rounds: int, each: int, turn: Callable[[int], None]) -> tu
 
 def test_a_demo_model_answers_as_plain_pytorch_before_and_after_swaps(
     tmp_path: Path, demo_repository: Path, demo_cache: Path
-):
-    """T14: all eight models, larger together than the device: first answers, and those after two more rounds of swaps."""
+) -> None:
+    """T14: all eight models, larger together than the device: the first answers, and after two rounds of swaps."""
     wanted = known(demo_repository)
     first: dict[str, dict[str, bytes]] = {}
     with serving(
@@ -72,7 +72,9 @@ def test_a_demo_model_answers_as_plain_pytorch_before_and_after_swaps(
 
 
 @pytest.mark.slow
-def test_a_thousand_loads_and_evictions_leave_memory_flat(tmp_path: Path, demo_repository: Path, demo_cache: Path):
+def test_a_thousand_loads_and_evictions_leave_memory_flat(
+    tmp_path: Path, demo_repository: Path, demo_cache: Path
+) -> None:
     """R9, F61, F82: 1,000 cycles of real weights, two large models among them: front and worker do not grow.
 
     Room for two models and five that take turns, so each request is a load and an eviction. Answers are compared in
@@ -103,7 +105,6 @@ def test_a_thousand_loads_and_evictions_leave_memory_flat(tmp_path: Path, demo_r
         before = evictions(live)
         front, worker = grown(live, CYCLES // each, each, turn)
         assert evictions(live) - before >= CYCLES
-        print(f"growth per cycle: front {front:.2f} kB, worker {worker:.2f} kB")
         assert front < BOUND, f"the front grows {front:.1f} kB per cycle"
         assert worker < BOUND, f"the worker grows {worker:.1f} kB per cycle"
         device = live.device()
@@ -113,7 +114,7 @@ def test_a_thousand_loads_and_evictions_leave_memory_flat(tmp_path: Path, demo_r
         assert len(live.members()) == 2
 
 
-def test_the_check_catches_a_model_that_leaks(tmp_path: Path):
+def test_the_check_catches_a_model_that_leaks(tmp_path: Path) -> None:
     """The negative control: 16 kB kept of each request are seen as growth over the bound, in the worker alone."""
     shelf.put(tmp_path / "models", "leaky", factory="hoarding", kept=16_384)
     shelf.put(tmp_path / "models", "other")
@@ -129,7 +130,7 @@ def test_the_check_catches_a_model_that_leaks(tmp_path: Path):
         assert worker > BOUND, f"a leak of 16 kB per cycle was measured as {worker:.1f}"
 
 
-def test_the_check_catches_a_step_less_than_a_slope():
+def test_the_check_catches_a_step_less_than_a_slope() -> None:
     """The regression itself: a line of 5 kB a step is seen, one jump and noise are not."""
     assert pss(os.getpid()) > 1_000
     flat: Sequence[tuple[float, float]] = [

@@ -55,7 +55,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         yield {"spans": receiver.spans(), "said": said, "lines": lines}
 
 
-def test_a_cold_request_and_its_load_are_linked_under_the_callers_trace(told: dict[str, Any]):
+def test_a_cold_request_and_its_load_are_linked_under_the_callers_trace(told: dict[str, Any]) -> None:
     """W3C in: the acquire span is a child of the caller's; its load links to it and it to the load."""
     acquire = about(told["spans"], "foreload.acquire", "a")[0]
     assert acquire.trace_id.hex() == TRACE
@@ -69,7 +69,7 @@ def test_a_cold_request_and_its_load_are_linked_under_the_callers_trace(told: di
     assert device.start_time_unix_nano <= device.end_time_unix_nano <= acquire.end_time_unix_nano
 
 
-def test_w3c_out_the_answer_names_the_trace(told: dict[str, Any]):
+def test_w3c_out_the_answer_names_the_trace(told: dict[str, Any]) -> None:
     """W3C out: the caller's trace id comes back on a 200, and a fresh one where none was given."""
     said = told["said"]
     assert said["a"].headers["foreload-trace-id"] == TRACE
@@ -78,7 +78,7 @@ def test_w3c_out_the_answer_names_the_trace(told: dict[str, Any]):
     assert said["b"].headers["x-request-id"] == "call-7"
 
 
-def test_an_eviction_is_linked_to_the_load_that_needed_the_place(told: dict[str, Any]):
+def test_an_eviction_is_linked_to_the_load_that_needed_the_place(told: dict[str, Any]) -> None:
     """B takes A's place: its evict span names A, and is linked with B's load and B's request."""
     evict = about(told["spans"], "foreload.evict", "a")[0]
     acquire = about(told["spans"], "foreload.acquire", "b")[0]
@@ -95,7 +95,7 @@ def test_an_eviction_is_linked_to_the_load_that_needed_the_place(told: dict[str,
     assert acquire.trace_id.hex() == told["said"]["b"].headers["foreload-trace-id"]
 
 
-def test_a_hit_has_a_span_without_links(told: dict[str, Any]):
+def test_a_hit_has_a_span_without_links(told: dict[str, Any]) -> None:
     """A hit is one acquire span: nothing was loaded for it, so it is linked to nothing."""
     trace = told["said"]["hit"].headers["foreload-trace-id"]
     spans = [span for span in told["spans"] if span.trace_id.hex() == trace]
@@ -104,7 +104,7 @@ def test_a_hit_has_a_span_without_links(told: dict[str, Any]):
     assert not spans[0].parent_span_id
 
 
-def test_an_error_body_and_its_span_share_the_trace_id(told: dict[str, Any]):
+def test_an_error_body_and_its_span_share_the_trace_id(told: dict[str, Any]) -> None:
     """I11: the id that a user quotes finds the failed request, its span is an error, its load too."""
     body = told["said"]["broken"].json
     assert body["trace_id"] == FAILING
@@ -118,13 +118,13 @@ def test_an_error_body_and_its_span_share_the_trace_id(told: dict[str, Any]):
     assert told["said"]["unknown"].json["trace_id"] == TRACE
 
 
-def test_log_lines_carry_the_same_trace(told: dict[str, Any]):
+def test_log_lines_carry_the_same_trace(told: dict[str, Any]) -> None:
     """I11: the failure's log line has the trace id of the answer."""
     lines = [line for line in told["lines"] if isinstance(line, dict) and line.get("model") == "broken@1"]
     assert any(line.get("trace_id") == FAILING for line in lines if line["event"] == "request failed")
 
 
-def test_a_silent_collector_delays_neither_requests_nor_the_stop(tmp_path: Path):
+def test_a_silent_collector_delays_neither_requests_nor_the_stop(tmp_path: Path) -> None:
     """F78: nobody listens at the collector's address: requests are served, the stop adds at most 3 s."""
     shelf.put(tmp_path / "models", "a")
     with serving(tmp_path, telemetry__otlp="http://127.0.0.1:9") as live:

@@ -34,7 +34,7 @@ def live(tmp_path_factory: pytest.TempPathFactory, demo_repository: Path, demo_c
     """One server for the module: a start takes seconds, and no test here depends on what another left resident."""
     folder = tmp_path_factory.mktemp("triton")
     for name, extra in (("echo", {}), ("late", {"factory": "late", "seconds": 1.0}), ("broken", {"factory": "absent"})):
-        shelf.put(folder / "models", name, **extra)  # type: ignore[arg-type]  # a table of keyword arguments
+        shelf.put(folder / "models", name, **extra)
     shelf.put(folder / "models", "huge", width=30_000_000)
     repositories = [str(folder / "models"), str(demo_repository)]
     with serving(folder, repository=repositories, disk__path=str(demo_cache), devices__memory="200MB") as running:
@@ -73,7 +73,7 @@ def refused(call: Any) -> str:
     return str(caught.value)
 
 
-def test_live_ready_and_metadata(client: Any):
+def test_live_ready_and_metadata(client: Any) -> None:
     """Server and model health, metadata with what every manifest says; a cold model counts as ready."""
     assert client.is_server_live()
     assert client.is_server_ready()
@@ -95,7 +95,7 @@ def test_live_ready_and_metadata(client: Any):
 
 
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
-def test_every_demo_model_answers_as_plain_pytorch(client: Any, demo_repository: Path, *, binary: bool):
+def test_every_demo_model_answers_as_plain_pytorch(client: Any, demo_repository: Path, *, binary: bool) -> None:
     """T13, T14: eight real models through the client, tensors in binary and in JSON, equal to PyTorch's numbers."""
     for name, case in known(demo_repository).items():
         outputs = [triton.InferRequestedOutput(output, binary_data=binary) for output in case.outputs]
@@ -110,7 +110,7 @@ def test_every_demo_model_answers_as_plain_pytorch(client: Any, demo_repository:
 @pytest.mark.parametrize("binary", [True, False], ids=["binary", "json"])
 def test_compression_both_ways(
     client: Any, demo_repository: Path, there: str | None, back: str | None, *, binary: bool
-):
+) -> None:
     """Gzip and deflate on the way there and back, in every combination, change no number."""
     case = known(demo_repository)["crepe-tiny"]
     outputs = [triton.InferRequestedOutput("activation", binary_data=binary)]
@@ -124,7 +124,7 @@ def test_compression_both_ways(
     same({"activation": result.as_numpy("activation")}, case.outputs)
 
 
-def test_default_outputs_come_all_and_binary(client: Any, demo_repository: Path):
+def test_default_outputs_come_all_and_binary(client: Any, demo_repository: Path) -> None:
     """Without a selection every output comes; the client asks for binary by itself."""
     case = known(demo_repository)["mtcnn-onet"]
     result = client.infer("mtcnn-onet", given(case.inputs, binary=True))
@@ -132,7 +132,7 @@ def test_default_outputs_come_all_and_binary(client: Any, demo_repository: Path)
     assert all("binary_data_size" in output["parameters"] for output in result.get_response()["outputs"])
 
 
-def test_index_load_and_unload(client: Any, live: Live):
+def test_index_load_and_unload(client: Any, live: Live) -> None:
     """Index with the empty body it sends; load is synchronous, unload gives the place back, infer loads again (P3)."""
     client.unload_model("echo")
     client.load_model("echo")
@@ -150,7 +150,7 @@ def test_index_load_and_unload(client: Any, live: Live):
     np.testing.assert_array_equal(result.as_numpy("y"), shelf.expected(np.ones((1, 3), np.float32)))
 
 
-def test_error_texts_are_sentences(client: Any):
+def test_error_texts_are_sentences(client: Any) -> None:
     """Section 4: `[status] sentence` for everything that can go wrong, and nothing that the client cannot print."""
     x = given(row(), binary=True)
     assert refused(lambda: client.infer("nobody", x)) == "[404] model 'nobody' is not known"
@@ -170,7 +170,7 @@ def test_error_texts_are_sentences(client: Any):
         assert "[501]" in refused(call)
 
 
-def test_bad_tensors_are_400_and_name_the_field(client: Any):
+def test_bad_tensors_are_400_and_name_the_field(client: Any) -> None:
     """F29: a wrong name, shape, datatype or output is the caller's mistake, and the answer says which."""
     wide = given({"x": np.ones((1, 5), np.float32)}, binary=True)
     assert "x" in refused(lambda: client.infer("echo", wide))
@@ -185,7 +185,7 @@ def test_bad_tensors_are_400_and_name_the_field(client: Any):
     assert client.is_model_ready("echo")
 
 
-def test_concurrent_loads_of_one_model_are_one_load(client: Any, live: Live):
+def test_concurrent_loads_of_one_model_are_one_load(client: Any, live: Live) -> None:
     """R5: eight load calls and as many infers at once: one load on the device, every one of them 200."""
     client.unload_model("late")
     live.until(lambda: "late" not in live.residents(), "cold")
@@ -198,7 +198,7 @@ def test_concurrent_loads_of_one_model_are_one_load(client: Any, live: Live):
     assert after - before == 1
 
 
-def test_statistics_count_what_was_asked(client: Any):
+def test_statistics_count_what_was_asked(client: Any) -> None:
     """Section 8: successes, failures and batches of one model, and of all."""
     before = client.get_inference_statistics("mtcnn-rnet", "1")["model_stats"][0]
     x = given({"image": np.zeros((1, 3, 24, 24), np.float32)}, binary=True)
@@ -211,7 +211,7 @@ def test_statistics_count_what_was_asked(client: Any):
     assert {each["name"] for each in client.get_inference_statistics()["model_stats"]} >= set(MODELS)
 
 
-def test_deadline_of_a_request(client: Any, live: Live):
+def test_deadline_of_a_request(client: Any, live: Live) -> None:
     """Its `timeout` in microseconds passes while the model loads: 504; without one the same request succeeds."""
     client.unload_model("late")
     live.until(lambda: "late" not in live.residents(), "cold")
@@ -220,7 +220,7 @@ def test_deadline_of_a_request(client: Any, live: Live):
     assert client.infer("late", x).as_numpy("y").shape == (1, 3)
 
 
-async def test_the_async_client(live: Live, demo_repository: Path):
+async def test_the_async_client(live: Live, demo_repository: Path) -> None:
     """The aiohttp client: health, metadata, repository, and forty inferences of five models at once."""
     cases = [case for name, case in known(demo_repository).items() if name not in {"minilm", "crepe-full", "speaker"}]
     async with triton_aio.InferenceServerClient(f"{HOST}:{live.port}") as client:

@@ -35,7 +35,7 @@ def refusals(seen: list[Said]) -> list[str]:
     return [said.json["error"] for said in seen[:-1]]
 
 
-def test_ready_waits_for_required_entries_and_the_first_request_is_a_hit(tmp_path: Path):
+def test_ready_waits_for_required_entries_and_the_first_request_is_a_hit(tmp_path: Path) -> None:
     """R17, R18: while the list loads, 503 JSON that names what is missing, never 500; then 200, and no cold start."""
     shelf.put(tmp_path / "models", "first")
     shelf.put(tmp_path / "models", "slow", factory="late", seconds=1.5)
@@ -52,7 +52,7 @@ def test_ready_waits_for_required_entries_and_the_first_request_is_a_hit(tmp_pat
         assert live.state()["access"]["lifetime"]["device"] == 2
 
 
-def test_a_broken_optional_entry_keeps_nobody_unready(tmp_path: Path):
+def test_a_broken_optional_entry_keeps_nobody_unready(tmp_path: Path) -> None:
     """R14: one that cannot be loaded, one that is not there, one good: ready, and the good one is resident."""
     shelf.put(tmp_path / "models", "good")
     path = shelf.put(tmp_path / "models", "broken", seed=2)
@@ -73,8 +73,8 @@ def test_a_broken_optional_entry_keeps_nobody_unready(tmp_path: Path):
         assert "unknown_model" in told["nowhere"]
 
 
-def test_a_broken_required_entry_keeps_the_server_unready_until_it_is_mended(tmp_path: Path):
-    """R13, R34: not ready, with the reason; requests for others are served all the same; mended, it turns ready late."""
+def test_a_broken_required_entry_keeps_the_server_unready_until_it_is_mended(tmp_path: Path) -> None:
+    """R13, R34: not ready, with the reason; others are served all the same; mended, it turns ready late."""
     shelf.put(tmp_path / "models", "good")
     path = shelf.put(tmp_path / "models", "broken", seed=2)
     (path / shelf.WEIGHTS).write_bytes(bytes((path / shelf.WEIGHTS).stat().st_size))
@@ -92,7 +92,7 @@ def test_a_broken_required_entry_keeps_the_server_unready_until_it_is_mended(tmp
         assert live.residents() == {"good", "broken"}
 
 
-def test_without_a_warm_list_it_never_is_ready(tmp_path: Path):
+def test_without_a_warm_list_it_never_is_ready(tmp_path: Path) -> None:
     """Protocol section 6: nobody said what should be warm, so ready is no, with that reason; serving works (P16)."""
     shelf.put(tmp_path / "models", "a")
     with serving(tmp_path, ready=False, warm=None) as live:
@@ -104,7 +104,7 @@ def test_without_a_warm_list_it_never_is_ready(tmp_path: Path):
         assert live.post("/v2/repository/models/a/load").status == 200
 
 
-def test_a_model_copied_in_later_satisfies_its_warm_entry(tmp_path: Path):
+def test_a_model_copied_in_later_satisfies_its_warm_entry(tmp_path: Path) -> None:
     """F15, R13: the list names a model that is not there yet; unready with its name, then it comes, then ready."""
     with serving(tmp_path, ready=False, warm=["later"]) as live:
         live.until(lambda: "later" in live.get("/readyz").json.get("error", ""), "named")
@@ -113,7 +113,7 @@ def test_a_model_copied_in_later_satisfies_its_warm_entry(tmp_path: Path):
         assert live.residents() == {"later"}
 
 
-def test_ready_of_a_model_in_both_modes(tmp_path: Path):
+def test_ready_of_a_model_in_both_modes(tmp_path: Path) -> None:
     """P1: cold counts as ready by default and not in strict mode; loading joins by default; 404 for what is unknown."""
     shelf.put(tmp_path / "models", "a")
     shelf.put(tmp_path / "models", "late", factory="late", seconds=1.5)

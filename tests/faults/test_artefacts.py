@@ -1,4 +1,4 @@
-"""Broken model directories beside good ones in a running server (F1, F9, F11, F12, F14, F15, F16, F46, R22, R35, R40)."""
+"""Broken model directories beside good ones in a running server (F1, F9, F11-F16, F46, R22, R35, R40)."""
 
 from __future__ import annotations
 
@@ -135,7 +135,12 @@ BROKEN: tuple[tuple[Callable[[Path], None], set[str], str], ...] = (
 )
 
 
-def test_broken_models_are_refused_with_a_reason_and_good_ones_serve_on(live: Live, models: Path):
+def served_again(live: Live, name: str) -> None:
+    """Wait until a model answers."""
+    live.until(lambda: live.infer(name).status == 200, f"{name} served", 15)
+
+
+def test_broken_models_are_refused_with_a_reason_and_good_ones_serve_on(live: Live, models: Path) -> None:
     """F1, F9, F11, F14, F16, R40, R41: 503 with code and reason, the same in the index; files mended, it is served.
 
     One server holds all of them at once, so each is also proof that the others do not suffer from it.
@@ -168,7 +173,7 @@ def test_broken_models_are_refused_with_a_reason_and_good_ones_serve_on(live: Li
         shelf.mend(models / spoil.__name__, seed=number)
     for number, (spoil, _, _) in enumerate(BROKEN):
         name = spoil.__name__
-        live.until(lambda name=name: live.infer(name).status == 200, f"{name} served once mended", 15)
+        served_again(live, name)
         wanted = shelf.expected(np.array([[1, 2, 3]], np.float32), seed=number)
         np.testing.assert_array_equal(answer(live.infer(name, rows(1, 2, 3))), wanted)
         assert live.status(f"/v2/models/{name}/ready") == 200
@@ -176,7 +181,7 @@ def test_broken_models_are_refused_with_a_reason_and_good_ones_serve_on(live: Li
     assert all(index[spoil.__name__]["state"] == "READY" for spoil, _, _ in BROKEN)
 
 
-def test_a_pickle_that_runs_code_runs_none(live: Live, models: Path):
+def test_a_pickle_that_runs_code_runs_none(live: Live, models: Path) -> None:
     """F11: refused by default; with `allow_pickle` still refused, and its side effect is not there."""
     trap = models.parent / "trap"
     for name, extra in (("plain", {}), ("allowed", {"allow_pickle": "weights_only"})):
@@ -203,7 +208,7 @@ def test_a_pickle_that_runs_code_runs_none(live: Live, models: Path):
     assert live.infer("good").status == 200
 
 
-def test_a_bomb_is_refused_before_it_grows(live: Live, models: Path):
+def test_a_bomb_is_refused_before_it_grows(live: Live, models: Path) -> None:
     """F12: a .pth whose contents are a thousand times its size is refused; nobody's memory sees it."""
     path = directory(models, "bomb")
     with zipfile.ZipFile(path / "model.pth", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -218,7 +223,7 @@ def test_a_bomb_is_refused_before_it_grows(live: Live, models: Path):
     assert live.infer("good").status == 200
 
 
-def test_a_directory_that_is_still_being_copied_waits_and_is_served_when_whole(live: Live, models: Path):
+def test_a_directory_that_is_still_being_copied_waits_and_is_served_when_whole(live: Live, models: Path) -> None:
     """F15, R35: manifest first, weights byte by byte: no 500 and no load of half a file; once whole, it is served."""
     source = shelf.put(models.parent / "elsewhere", "slow", seed=5)
     path = directory(models, "slow")
@@ -240,7 +245,7 @@ def test_a_directory_that_is_still_being_copied_waits_and_is_served_when_whole(l
     assert not [line for line in live.said("load failed") if line["model"] == "slow@1"]
 
 
-def test_a_bad_manifest_hides_no_other_model(live: Live, models: Path):
+def test_a_bad_manifest_hides_no_other_model(live: Live, models: Path) -> None:
     """R22: an empty manifest, nonsense, and one with an impossible size: three reported, the rest served."""
     for name, text in (("empty", ""), ("nonsense", "]["), ("negative", "name: negative\nversion: '1'\nfiles: []\n")):
         (directory(models, name) / "foreload.yaml").write_text(text)
@@ -254,7 +259,7 @@ def test_a_bad_manifest_hides_no_other_model(live: Live, models: Path):
     assert live.infer("good").status == 200
 
 
-def test_a_model_larger_than_the_device_is_refused_at_once_with_numbers(live: Live, models: Path):
+def test_a_model_larger_than_the_device_is_refused_at_once_with_numbers(live: Live, models: Path) -> None:
     """F46, T5, P4: 507 for infer and load, numbers in `detail`, model-ready says why, and nobody was evicted for it."""
     before, evicted = live.residents(), len(live.said("evicted"))
     width = (80 << 20) // 8
@@ -273,7 +278,7 @@ def test_a_model_larger_than_the_device_is_refused_at_once_with_numbers(live: Li
     assert len(live.said("evicted")) == evicted
 
 
-def test_a_removed_directory_takes_its_model_out_of_service(live: Live, models: Path):
+def test_a_removed_directory_takes_its_model_out_of_service(live: Live, models: Path) -> None:
     """What is taken away is answered 404 within a few seconds, leaves the device, and can come back."""
     path = shelf.put(models, "passing")
     assert live.infer("passing").status == 200
@@ -284,7 +289,7 @@ def test_a_removed_directory_takes_its_model_out_of_service(live: Live, models: 
     live.until(lambda: live.infer("passing").status == 200, "back", 10)
 
 
-def test_new_weights_replace_old_ones_without_a_wrong_answer(live: Live, models: Path):
+def test_new_weights_replace_old_ones_without_a_wrong_answer(live: Live, models: Path) -> None:
     """I5: after a replacement answers are the new weights'; before it the old ones'; never a mixture or an error."""
     shelf.put(models, "moving", seed=1)
     x = np.array([[1, 2, 3]], np.float32)
@@ -294,7 +299,7 @@ def test_new_weights_replace_old_ones_without_a_wrong_answer(live: Live, models:
     target = models / "moving"
     os.replace(staging / shelf.WEIGHTS, target / shelf.WEIGHTS)  # noqa: PTH105
     os.replace(staging / "foreload.yaml", target / "foreload.yaml")  # noqa: PTH105
-    seen = []
+    seen: list[shelf.Floats] = []
     deadline = time.monotonic() + 10
     while not seen or not np.array_equal(seen[-1], new):
         seen.append(answer(live.infer("moving", rows(1, 2, 3))))
@@ -302,7 +307,7 @@ def test_new_weights_replace_old_ones_without_a_wrong_answer(live: Live, models:
         assert np.array_equal(seen[-1], old) or np.array_equal(seen[-1], new)
 
 
-def test_the_right_bytes_put_back_are_served_after_the_back_off(live: Live, models: Path):
+def test_the_right_bytes_put_back_are_served_after_the_back_off(live: Live, models: Path) -> None:
     """F16, F55: the manifest was right and the weights were not; once they are, the same fingerprint is tried again."""
     path = directory(models, "healed")
     shelf.mend(path, seed=9)
@@ -316,7 +321,7 @@ def test_the_right_bytes_put_back_are_served_after_the_back_off(live: Live, mode
 
 
 @pytest.mark.xfail(strict=True, reason="the back-off is kept by fingerprint, which both share")
-def test_a_spoiled_copy_does_not_take_its_good_twin_along(live: Live, models: Path):
+def test_a_spoiled_copy_does_not_take_its_good_twin_along(live: Live, models: Path) -> None:
     """F16: two directories promise the same bytes and one of them lies; the honest one is served."""
     shelf.put(models, "honest", seed=55)
     path = directory(models, "lying")

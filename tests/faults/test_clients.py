@@ -17,7 +17,6 @@ from tests.e2e.memory import pss, slope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.e2e.live import Live
 
@@ -49,7 +48,7 @@ def idle(live: Live) -> bool:
     return (device["leases"], device["waiting"]) == (0, 0)
 
 
-def test_a_client_that_leaves_while_its_model_loads_gives_its_place_up(live: Live):
+def test_a_client_that_leaves_while_its_model_loads_gives_its_place_up(live: Live) -> None:
     """F35: within a second nobody waits; nobody else wanted the load, so it is given up and its bytes are back."""
     leaving = begin(live, "left", rows(1, 1, 1))
     live.until(lambda: live.device()["waiting"] == 1, "waiting")
@@ -60,7 +59,7 @@ def test_a_client_that_leaves_while_its_model_loads_gives_its_place_up(live: Liv
     assert live.infer("left").status == 200, "and it can be asked for again at once"
 
 
-def test_a_client_that_leaves_a_shared_load_takes_nobody_along(live: Live):
+def test_a_client_that_leaves_a_shared_load_takes_nobody_along(live: Live) -> None:
     """F35: two wait, one leaves: the load goes on for the other, and is one load."""
     leaving = begin(live, "shared", rows(1, 1, 1))
     staying = begin(live, "shared", rows(1, 1, 1))
@@ -75,7 +74,7 @@ def test_a_client_that_leaves_a_shared_load_takes_nobody_along(live: Live):
     assert len(loads) == 1
 
 
-def test_a_crowd_that_leaves_together_leaves_nothing(live: Live):
+def test_a_crowd_that_leaves_together_leaves_nothing(live: Live) -> None:
     """F36: 100 waiters give up at once and others come for the same model right after: one live load, all served."""
     crowd = [begin(live, "crowd", rows(1, 1, 1)) for _ in range(100)]
     live.until(lambda: live.device()["waiting"] == 100, "waiting", 10)
@@ -90,7 +89,7 @@ def test_a_crowd_that_leaves_together_leaves_nothing(live: Live):
     assert len(live.members()) == 2
 
 
-def test_a_client_that_leaves_during_inference_gives_its_lease_back(live: Live):
+def test_a_client_that_leaves_during_inference_gives_its_lease_back(live: Live) -> None:
     """F37: a forward can't be stopped, and keeps its model in place until it ends; then nothing is left of the request.
 
     Those queued behind it that leave too never run: three of two seconds each would take six.
@@ -105,7 +104,7 @@ def test_a_client_that_leaves_during_inference_gives_its_lease_back(live: Live):
 
 
 @pytest.mark.xfail(strict=True, reason="cancelling a call waits until its forward has ended")
-def test_the_callers_deadline_is_kept_during_a_forward_too(live: Live):
+def test_the_callers_deadline_is_kept_during_a_forward_too(live: Live) -> None:
     """Protocol section 5: 504 when the caller's own deadline passes, not when the forward is done with."""
     assert live.infer("busy").status == 200
     timed = json.loads(sleepy(2)) | {"parameters": {"timeout": 300_000}}
@@ -114,7 +113,7 @@ def test_the_callers_deadline_is_kept_during_a_forward_too(live: Live):
     assert said.seconds < 1.5
 
 
-def test_a_client_that_left_is_not_a_failure_in_the_log(live: Live):
+def test_a_client_that_left_is_not_a_failure_in_the_log(live: Live) -> None:
     """Leaving is the caller's affair (499): no warning that something of ours failed."""
     leaving = begin(live, "steady", sleepy(1))
     live.until(lambda: live.device()["leases"] == 1, "the lease")
@@ -123,7 +122,7 @@ def test_a_client_that_left_is_not_a_failure_in_the_log(live: Live):
     assert not [line for line in live.said("request failed") if line["outcome"] == "cancelled"]
 
 
-def test_a_flood_of_unknown_names_leaves_metrics_and_memory_flat(live: Live):
+def test_a_flood_of_unknown_names_leaves_metrics_and_memory_flat(live: Live) -> None:
     """F40: 5,000 names that nobody has: 404 each, no label, no series, no memory, and known models are served."""
 
     def series() -> int:
@@ -155,14 +154,13 @@ def test_a_flood_of_unknown_names_leaves_metrics_and_memory_flat(live: Live):
     assert live.infer("flooded").status == 200
 
 
-def test_nonsense_of_every_kind_is_4xx_and_the_server_lives(live: Live):
-    """F25-F34, F44: raw sockets with rubbish, broken framing and odd verbs: answered 4xx/5xx-free or closed, then served."""
+def test_nonsense_of_every_kind_is_4xx_and_the_server_lives(live: Live) -> None:
+    """F25-F34, F44: raw sockets with rubbish, broken framing, odd verbs: 4xx or closed; then it still serves."""
     requests = [
         b"\x00\x01\x02\x03\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
         b"POST /v2/models/steady/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-        b"POST /v2/models/steady/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET /v2/models/..%2f..%2fetc%2fpasswd HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET /v2/models/%00/ready HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET /v2 HTTP/1.1\r\nHost: evil.example\r\n\r\n",
@@ -187,10 +185,10 @@ def test_nonsense_of_every_kind_is_4xx_and_the_server_lives(live: Live):
         assert said.json["trace_id"]
     assert live.infer("steady").status == 200
     assert live.process.poll() is None
-    assert not [line for line in live.said("internal error")]
+    assert not [line for line in live.lines() if isinstance(line, dict) and line.get("level") == "error"]
 
 
-async def test_many_slow_connections_do_not_starve_a_good_client(live: Live):
+async def test_many_slow_connections_do_not_starve_a_good_client(live: Live) -> None:
     """F32: 200 connections that send a line and stop: a healthy client is answered meanwhile."""
 
     async def stall() -> asyncio.StreamWriter:

@@ -10,22 +10,21 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.e2e import shelf
-from tests.e2e.live import HOST, SLOW, ask, config, finish, gone, launch, rows, serving, sleepy, write
+from tests.e2e.live import HOST, ask, config, finish, gone, launch, rows, serving, sleepy, write
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.e2e.live import Live
 
 
 def shared_memory() -> set[str]:
     """Names of shared memory segments of this machine."""
-    return set(os.listdir("/dev/shm"))  # names are all that is asked
+    return {entry.name for entry in Path("/dev/shm").iterdir()}
 
 
 def leases(live: Live) -> int:
@@ -35,7 +34,7 @@ def leases(live: Live) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_signal_ends_the_server_with_code_0_and_leaves_nothing(tmp_path: Path, number: signal.Signals):
+def test_a_signal_ends_the_server_with_code_0_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     """F74: SIGTERM and SIGINT both stop it in seconds: exit code 0, no process, no shared memory segment left."""
     before = shared_memory()
     shelf.put(tmp_path / "models", "a")
@@ -51,7 +50,7 @@ def test_a_signal_ends_the_server_with_code_0_and_leaves_nothing(tmp_path: Path,
     assert not {name for name in shared_memory() - before if not name.startswith("sem.")}
 
 
-def test_sighup_does_not_kill(tmp_path: Path):
+def test_sighup_does_not_kill(tmp_path: Path) -> None:
     """F74: a closed terminal is no order to stop; requests go on being served."""
     shelf.put(tmp_path / "models", "a")
     with serving(tmp_path) as live:
@@ -62,8 +61,8 @@ def test_sighup_does_not_kill(tmp_path: Path):
         assert not live.said("drain started")
 
 
-def test_what_is_in_flight_is_answered_before_the_end(tmp_path: Path):
-    """F74, section 4 step 4: a request under its lease when SIGTERM comes gets its answer, and the exit waits for it."""
+def test_what_is_in_flight_is_answered_before_the_end(tmp_path: Path) -> None:
+    """F74, section 4 step 4: a request under its lease when SIGTERM comes gets its answer; the exit waits for it."""
     shelf.put(tmp_path / "models", "a")
     with serving(tmp_path) as live, ThreadPoolExecutor(1) as pool:
         live.infer("a")
@@ -78,7 +77,7 @@ def test_what_is_in_flight_is_answered_before_the_end(tmp_path: Path):
         assert live.said("drain finished")[0]["abandoned"] == 0
 
 
-def test_during_the_delay_it_serves_on_and_says_close(tmp_path: Path):
+def test_during_the_delay_it_serves_on_and_says_close(tmp_path: Path) -> None:
     """F43, P15: ready is 503 at once; for `drain.delay` new requests are answered with `Connection: close`."""
     shelf.put(tmp_path / "models", "a")
     with serving(tmp_path, server__drain={"delay": "2s", "timeout": "5s"}) as live:
@@ -103,7 +102,7 @@ def test_during_the_delay_it_serves_on_and_says_close(tmp_path: Path):
         assert live.wait() == 0
 
 
-def test_after_the_delay_new_work_is_refused_while_old_work_ends(tmp_path: Path):
+def test_after_the_delay_new_work_is_refused_while_old_work_ends(tmp_path: Path) -> None:
     """Section 4 step 1: past the delay new work gets 503 with Retry-After; what runs goes on to its answer."""
     shelf.put(tmp_path / "models", "a")
     shelf.put(tmp_path / "models", "b")
@@ -124,7 +123,7 @@ def test_after_the_delay_new_work_is_refused_while_old_work_ends(tmp_path: Path)
         assert live.wait() == 0
 
 
-def test_a_stop_during_a_load_answers_its_waiter(tmp_path: Path):
+def test_a_stop_during_a_load_answers_its_waiter(tmp_path: Path) -> None:
     """F74: SIGTERM while a model loads: who waits for it gets an answer, and the server ends in time."""
     shelf.put(tmp_path / "models", "late", factory="late", seconds=1.5)
     with serving(tmp_path) as live, ThreadPoolExecutor(1) as pool:
@@ -136,7 +135,7 @@ def test_a_stop_during_a_load_answers_its_waiter(tmp_path: Path):
         assert live.wait() == 0
 
 
-def test_a_load_that_outlasts_the_drain_is_given_up(tmp_path: Path):
+def test_a_load_that_outlasts_the_drain_is_given_up(tmp_path: Path) -> None:
     """F74: past `drain.timeout` nothing is waited for any more: the waiter hears 503, and the end comes at once."""
     shelf.put(tmp_path / "models", "late", factory="late", seconds=60)
     with serving(tmp_path, server__drain={"delay": "0s", "timeout": "1s"}) as live, ThreadPoolExecutor(1) as pool:
@@ -152,7 +151,7 @@ def test_a_load_that_outlasts_the_drain_is_given_up(tmp_path: Path):
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_second_signal_ends_it_now(tmp_path: Path, second: signal.Signals):
+def test_a_second_signal_ends_it_now(tmp_path: Path, second: signal.Signals) -> None:
     """F74: whoever signals twice does not wait for leases; still no orphan, and the client hears something."""
     shelf.put(tmp_path / "models", "a")
     with serving(tmp_path, server__drain={"delay": "20s", "timeout": "20s"}) as live, ThreadPoolExecutor(1) as pool:
@@ -169,7 +168,7 @@ def test_a_second_signal_ends_it_now(tmp_path: Path, second: signal.Signals):
         gone(live)
 
 
-def test_a_client_in_a_loop_loses_no_request_to_a_stop(tmp_path: Path):
+def test_a_client_in_a_loop_loses_no_request_to_a_stop(tmp_path: Path) -> None:
     """F43: a client that keeps its connection sees answers and `Connection: close`, never a reset of a request."""
     shelf.put(tmp_path / "models", "a")
     with serving(tmp_path, server__drain={"delay": "1s", "timeout": "5s"}) as live:
@@ -200,7 +199,7 @@ def test_a_client_in_a_loop_loses_no_request_to_a_stop(tmp_path: Path):
         assert live.wait() == 0
 
 
-def test_a_stop_before_the_worker_is_up(tmp_path: Path):
+def test_a_stop_before_the_worker_is_up(tmp_path: Path) -> None:
     """F74: SIGTERM in the first moment, while the worker still imports torch, ends everything too."""
     with serving(tmp_path, ready=False) as live:
         live.signal(signal.SIGTERM)
@@ -208,7 +207,7 @@ def test_a_stop_before_the_worker_is_up(tmp_path: Path):
         gone(live)
 
 
-def test_sigkill_of_the_front_leaves_no_worker(tmp_path: Path):
+def test_sigkill_of_the_front_leaves_no_worker(tmp_path: Path) -> None:
     """I9: even a front that had no chance to say goodbye takes its workers along."""
     shelf.put(tmp_path / "models", "a")
     live = launch(write(tmp_path, config(tmp_path)))
@@ -216,16 +215,14 @@ def test_sigkill_of_the_front_leaves_no_worker(tmp_path: Path):
         live.wait_listening()
         live.wait_ready()
         assert live.infer("a").status == 200
-        worker = live.worker
         live.signal(signal.SIGKILL)
         assert live.wait() == -signal.SIGKILL
         gone(live, 3)
-        assert not os.path.exists(f"/proc/{worker}/environ") or worker not in live.members()
     finally:
         finish(live)
 
 
-def test_a_port_in_use_is_one_line_and_code_3(tmp_path: Path):
+def test_a_port_in_use_is_one_line_and_code_3(tmp_path: Path) -> None:
     """F80: the cause in one line on standard error, exit code 3, no traceback, nothing left."""
     with socket.create_server((HOST, 0)) as taken:
         settings = config(tmp_path, server__port=taken.getsockname()[1])
@@ -240,7 +237,7 @@ def test_a_port_in_use_is_one_line_and_code_3(tmp_path: Path):
             finish(live)
 
 
-def test_a_cache_that_cannot_be_written_is_one_line_and_code_3(tmp_path: Path):
+def test_a_cache_that_cannot_be_written_is_one_line_and_code_3(tmp_path: Path) -> None:
     """F80: a file where the cache folder should be (which stops root too): one line, exit code 3."""
     blocked = tmp_path / "blocked"
     blocked.write_text("a file")
@@ -254,7 +251,7 @@ def test_a_cache_that_cannot_be_written_is_one_line_and_code_3(tmp_path: Path):
         finish(live)
 
 
-def test_a_read_only_cache_folder_is_one_line_and_code_3(tmp_path: Path):
+def test_a_read_only_cache_folder_is_one_line_and_code_3(tmp_path: Path) -> None:
     """F80: without the right to write (as another user than root) the same."""
     folder = tmp_path / "cache"
     folder.mkdir()
@@ -269,7 +266,7 @@ def test_a_read_only_cache_folder_is_one_line_and_code_3(tmp_path: Path):
         finish(live)
 
 
-def test_a_port_is_free_again_after_the_stop(tmp_path: Path):
+def test_a_port_is_free_again_after_the_stop(tmp_path: Path) -> None:
     """A restart on the same port works at once."""
     shelf.put(tmp_path / "models", "a")
     with serving(tmp_path) as live:
@@ -277,4 +274,4 @@ def test_a_port_is_free_again_after_the_stop(tmp_path: Path):
         assert live.infer("a").status == 200
     with serving(tmp_path, server__port=port) as live:
         assert live.port == port
-        assert ask(port, "POST", "/v2/models/a/infer", rows(SLOW, 0)).status == 200
+        assert ask(port, "POST", "/v2/models/a/infer", rows(1, 1, 1)).status == 200

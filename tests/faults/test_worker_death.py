@@ -30,8 +30,8 @@ def recovered(live: Live, *names: str) -> bool:
     return live.device()["up"] and set(names) <= live.residents()
 
 
-def test_in_flight_requests_hear_why_within_a_second(tmp_path: Path):
-    """F57, R8: 503 with the cause for who is in flight, model-ready 503, then restart, residents back, requests work."""
+def test_in_flight_requests_hear_why_within_a_second(tmp_path: Path) -> None:
+    """F57, R8: 503 with the cause for who is in flight, model-ready 503, then a restart with all residents."""
     shelf.put(tmp_path / "models", "a")
     shelf.put(tmp_path / "models", "b", seed=2)
     with serving(tmp_path) as live:
@@ -74,7 +74,7 @@ def die_under_load(live: Live, number: signal.Signals) -> None:
     assert live.said("worker lost")[-1]["pid"] == before
 
 
-def test_waiters_of_a_load_hear_why_and_may_come_again(tmp_path: Path):
+def test_waiters_of_a_load_hear_why_and_may_come_again(tmp_path: Path) -> None:
     """F57: the worker dies while a model loads: every waiter gets 503 and a time; later the same request succeeds."""
     shelf.put(tmp_path / "models", "late", factory="late", seconds=2)
     with serving(tmp_path) as live, ThreadPoolExecutor(4) as pool:
@@ -92,13 +92,13 @@ def test_waiters_of_a_load_hear_why_and_may_come_again(tmp_path: Path):
         live.until(lambda: live.infer("late").status == 200, "served again", 30)
 
 
-def test_requests_between_two_lives_are_refused_or_served_and_never_hang(tmp_path: Path):
+def test_requests_between_two_lives_are_refused_or_served_and_never_hang(tmp_path: Path) -> None:
     """F57: a client that just goes on sees 503 with Retry-After until it sees 200, and each answer comes soon."""
     shelf.put(tmp_path / "models", "a")
     with serving(tmp_path) as live:
         live.infer("a")
         kill(live)
-        statuses = []
+        statuses: list[int] = []
         deadline = time.monotonic() + 20
         while not statuses or statuses[-1] != 200:
             said = live.infer("a")
@@ -110,7 +110,7 @@ def test_requests_between_two_lives_are_refused_or_served_and_never_hang(tmp_pat
             time.sleep(0.05)
 
 
-def test_a_worker_that_dies_again_and_again_takes_nothing_along(tmp_path: Path):
+def test_a_worker_that_dies_again_and_again_takes_nothing_along(tmp_path: Path) -> None:
     """I9: after three deaths the front has no more file descriptors, threads or children than after one."""
     shelf.put(tmp_path / "models", "a")
 
@@ -132,7 +132,7 @@ def test_a_worker_that_dies_again_and_again_takes_nothing_along(tmp_path: Path):
         assert seen[-1][0] <= seen[0][0] + 2, seen
 
 
-def test_a_stopped_worker_makes_its_models_unready(tmp_path: Path):
+def test_a_stopped_worker_makes_its_models_unready(tmp_path: Path) -> None:
     """Protocol section 6: resident counts as ready only while the worker answers; a frozen process does not."""
     shelf.put(tmp_path / "models", "a")
     with serving(tmp_path) as live:
