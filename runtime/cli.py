@@ -252,15 +252,8 @@ def peaks_preview(
     """Show when which models would be made ready, in local time and UTC; the planner acts on the same windows."""
     from runtime.commands.peaks import COLUMNS, cells, preview, rows
     from runtime.commands.show import as_json, table
-    from runtime.config.units import parse_seconds
 
-    now = _moment(at)
-    try:
-        length = parse_seconds(span)
-    except ValueError as error:
-        _end(f"--next: {error}", SETUP)
-    if not 0 < length <= _LONGEST_SPAN:
-        _end("--next: must be longer than nothing and at most 1830d", SETUP)
+    now, length = _moment(at), _span(span)
     try:
         plan = preview(_configuration(file), now, length, tz)
     except ConfigError as error:
@@ -276,6 +269,41 @@ def peaks_preview(
             _tell("mode: observe, so none of this is loaded ahead")
     if plot is not None:
         _draw(plan, plot)
+
+
+@peaks.command("import-ics", epilog=_EPILOG)
+def peaks_import(
+    file: Annotated[Path, typer.Argument(help="A calendar, an .ics file.")],
+    model: Annotated[list[str], typer.Option(help="Models of events that name none; may be repeated.")] = [],  # noqa: B006  # typer copies it
+    span: Annotated[str, typer.Option("--next", help="How far to write out events that no rule covers.")] = "366d",
+    tz: Annotated[str | None, typer.Option("--tz", help="Zone of times that have none.")] = None,
+    at: At = None,
+) -> None:
+    """Print the events of a calendar as scheduled peaks, in YAML. An event's categories are its models."""
+    from datetime import UTC, datetime
+
+    from runtime.commands.ics import MOST_BYTES, IcsMissing, entries, spell
+
+    length, since = _span(span), datetime.fromtimestamp(_moment(at), UTC)
+    try:
+        with file.open("rb") as source:
+            rows = entries(source.read(MOST_BYTES + 1), since, length, model, tz)
+    except (ConfigError, IcsMissing, OSError) as error:
+        _end(f"{file}: {_sentence(error)}", SETUP)
+    print(spell(rows), end="")
+    _tell(f"{len(rows)} {'entry' if len(rows) == 1 else 'entries'}")
+
+
+def _span(text: str) -> float:
+    from runtime.config.units import parse_seconds
+
+    try:
+        length = parse_seconds(text)
+    except ValueError as error:
+        _end(f"--next: {error}", SETUP)
+    if not 0 < length <= _LONGEST_SPAN:
+        _end("--next: must be longer than nothing and at most 1830d", SETUP)
+    return length
 
 
 _LONGEST_SPAN = 1830 * 86_400.0

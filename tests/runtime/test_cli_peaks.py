@@ -222,3 +222,92 @@ def test_without_a_system_database_the_package_serves_and_is_named_if_it_is_miss
     else:
         assert "c.yaml:8: preload.defaults.timezone: no time-zone database for 'Europe/Berlin'" in done.stderr
         assert "install the package `tzdata`" in done.stderr
+
+
+# -- import ------------------------------------------------------------------------------------------
+
+CALENDAR = """\
+BEGIN:VCALENDAR
+VERSION:2.0
+PRODID:-//test//EN
+BEGIN:VEVENT
+UID:1
+SUMMARY:Morning: rush!
+CATEGORIES:recommender,two words
+DTSTART;TZID=Europe/Berlin:20270104T090000
+DTEND;TZID=Europe/Berlin:20270104T110000
+RRULE:FREQ=WEEKLY;BYDAY=MO,TH
+END:VEVENT
+BEGIN:VEVENT
+UID:2
+SUMMARY:Report
+DTSTART;TZID=Europe/Berlin:20270326T180000
+DTEND;TZID=Europe/Berlin:20270327T180000
+RRULE:FREQ=DAILY;INTERVAL=2;COUNT=3
+EXDATE;TZID=Europe/Berlin:20270328T180000
+END:VEVENT
+BEGIN:VEVENT
+UID:3
+SUMMARY:Report
+DTSTART;VALUE=DATE:20270401
+END:VEVENT
+END:VCALENDAR
+"""
+
+
+def imported(text: str, tmp_path: Path, *more: str) -> int:
+    """Exit code of an import of this text."""
+    pytest.importorskip("recurring_ical_events")
+    path = tmp_path / "c.ics"
+    path.write_text(text.replace("\n", "\r\n"), encoding="utf-8")
+    return main(["peaks", "import-ics", str(path), "--at", "2027-01-01T00:00", "--next", "120d", *more])
+
+
+def test_a_calendar_becomes_entries_that_are_accepted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plain rule stays one; exceptions are written out; a whole day is a day of the zone given."""
+    assert imported(CALENDAR, tmp_path, "--model", "llm", "--tz", "Asia/Tokyo") == OK
+    text = capsys.readouterr().out
+    path = tmp_path / "c.yaml"
+    path.write_text(f"repository: [models]\n{text}", encoding="utf-8")
+    found = load(path, {}).preload.peaks
+    assert [(each.name, each.models, each.duration / 3600) for each in found] == [
+        ("morning-rush", ("recommender",), 2),
+        ("report-2027-03-26", ("llm",), 24),
+        ("report-2027-03-30", ("llm",), 24),
+        ("report-2027-04-01", ("llm",), 24),
+    ]
+    now = datetime(2027, 3, 25, tzinfo=UTC).timestamp()
+    planned = windows(peaks_of(load(path, {}).preload), now, now + 7 * 86_400, ["llm@1", "recommender@1"])
+    assert [datetime.fromtimestamp(each.start, UTC).isoformat()[5:16] for each in planned] == [
+        "03-25T08:00",
+        "03-26T17:00",
+        "03-29T07:00",
+        "03-30T16:00",  # runs into the whole day in Tokyo: one window
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("BEGIN:VCALENDAR\n", "", "not a calendar"),
+        ("CATEGORIES:recommender,two words\n", "", "morning-rush: names no models"),
+        ("FREQ=WEEKLY;BYDAY=MO,TH", "FREQ=SECONDLY", "morning-rush: recurs more often than hourly"),
+        ("DTSTART;TZID=Europe/Berlin:20270104T090000\n", "", "morning-rush: has no DTSTART"),
+        ("DTEND;TZID=Europe/Berlin:20270104T110000", "DTEND;TZID=Europe/Berlin:20270104T090000", "has no length"),
+    ],
+)
+def test_a_calendar_that_cannot_be_taken_is_refused_with_its_event(
+    old: str, new: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is dropped silently."""
+    only = CALENDAR[: CALENDAR.index("BEGIN:VEVENT\nUID:2")] + "END:VCALENDAR\n"
+    assert imported(only.replace(old, new), tmp_path) == SETUP
+    assert said in capsys.readouterr().err
+
+
+def test_a_calendars_time_without_a_zone_needs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A floating time is nobody's until somebody says whose."""
+    floating = CALENDAR.replace(";TZID=Europe/Berlin", "")
+    assert imported(floating, tmp_path, "--model", "llm") == SETUP
+    assert "has no time zone" in capsys.readouterr().err
+    assert imported(floating, tmp_path, "--model", "llm", "--tz", "UTC") == OK
