@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from actors.actor import Actor, Envelope, Mailbox, Ref, Reply
+from actors.actor import STOP, Actor, Envelope, Mailbox, Ref, Reply
 from actors.errors import ActorStopped, Busy
 from tests.actors.cast import Alarm, Break, CancelWork, Decline, Hold, Note, Panic, Read, Scribe, Settle, Work, stage
 from tests.actors.virtual import virtual
@@ -318,4 +318,17 @@ async def test_an_actor_without_first_jobs_starts_too() -> None:
         tasks.start_soon(Mute().live, ref)
         assert await ref.ask(Hold()) == "heard"
         tasks.cancel_scope.cancel()
+    ref.mailbox.close(ActorStopped("the end"))
+
+
+@virtual
+async def test_an_incarnation_that_is_merely_told_to_stop_ends_after_what_it_has() -> None:
+    """The stop needs nobody who waits for it."""
+    journal: list[str] = []
+    ref: Ref[Any] = Ref("scribe")
+    ref.tell(Note("before"))
+    ref.tell(STOP)
+    ref.tell(Note("after"))
+    await Scribe(journal).live(ref)
+    assert (journal, ref.mailbox.depth, ref.mailbox.taken) == (["life 1", "before"], 1, 2)
     ref.mailbox.close(ActorStopped("the end"))

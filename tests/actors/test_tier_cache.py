@@ -10,7 +10,7 @@ import pytest
 from actors import events as f
 from actors import messages as m
 from actors.clock import LoopClock
-from actors.errors import ForeloadError, NeverFits, NotReady
+from actors.errors import ActorStopped, ForeloadError, NeverFits, NotReady
 from actors.host_cache import HostCache
 from actors.lease import Lease
 from actors.ports import EvictReport, Held, LoadReport
@@ -18,6 +18,7 @@ from actors.residency.model import Ticket, Tier, Trigger
 from actors.residency.states import State
 from actors.settings import Settings
 from actors.supervisor import Supervisor
+from forecasting.outlook import Outlook, Prospect
 from runtime.simulation.hardware import Costs, SimulatedPlace
 from runtime.simulation.loop import run
 from tests.actors.virtual import virtual
@@ -440,3 +441,37 @@ async def together_on_host(r: Rig) -> None:
         tasks.start_soon(r.host.ask, m.Ensure(A, Trigger.PREFETCH))
         await anyio.sleep(0.01)
         tasks.start_soon(partial(r.host.ask, m.Ensure(A, Trigger.ADMIN)))
+
+
+@virtual
+async def test_what_is_found_without_a_lease_below_gets_one() -> None:
+    """A first life finds models that a former process left mapped: their host copies have to stay."""
+    async with rig() as r:
+        r.device_place.held[A.key] = (A, 10)
+        await crash(r)
+        await r.settle()
+        assert r.count(f.Adopted) == 1
+        assert r.host_cache.ledger.leases == 1
+        assert set(r.host_place.held) == {A.key}
+
+
+@virtual
+async def test_a_lease_on_a_stopped_cache_is_refused_and_leaves_in_peace() -> None:
+    """F74: shutting down answers everybody."""
+    async with rig() as r:
+        ref = r.device
+    lease = Lease(ref, m.Acquire(A, m.new_ticket()))
+    with pytest.raises(ActorStopped):
+        await lease.__aenter__()
+    lease.release()
+
+
+@virtual
+async def test_an_outlook_is_taken_in_without_a_load() -> None:
+    """A forecast changes who is worth keeping and nothing else."""
+    async with rig() as r:
+        await r.use(A)
+        before = repr(r.cache)
+        r.device.tell(m.Outlooked(Outlook(1.0, {A.key: Prospect(rate=1.0)})))
+        await r.settle()
+        assert repr(r.cache) == before
