@@ -21,6 +21,7 @@ from runtime.assembly import assemble, limits_of
 from runtime.http.serve import make_server
 from runtime.server import VERSION
 from runtime.telemetry.logs import configure
+from runtime.workers.heap import keep_pages, spare_collections
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,7 @@ def serve(config: Config) -> int:
             backlog=2048,
         ) as listener,
     ):
+        keep_pages()
         uvloop.run(_serve(config, logs, listener))
     return 0
 
@@ -55,6 +57,7 @@ async def _serve(config: Config, logs: Logs, listener: socket.socket) -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_listen, server, listener, tasks.cancel_scope.cancel)
                 address, port = listener.getsockname()[:2]
+                spare_collections()
                 log.info("listening", address=address, port=port, version=VERSION, python=sys.version.split()[0])
                 async for number in signals:
                     if number == signal.SIGHUP:

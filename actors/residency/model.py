@@ -5,7 +5,7 @@ Pure values. Nothing here knows where weights lie or how they are loaded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
@@ -84,11 +84,11 @@ class Model:
     footprint: Footprint
     rules: Rules = Rules()
     load_seconds: float = 0.0
+    key: ModelKey = field(init=False, compare=False)
+    """`name@version`; spelled once, because the hit path asks for it several times per request."""
 
-    @property
-    def key(self) -> ModelKey:
-        """`name@version`."""
-        return key_of(self.name, self.version)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", key_of(self.name, self.version))
 
     def __repr__(self) -> str:
         return f"<Model {self.key} {self.fingerprint[:8]} {self.footprint.device} B>"
