@@ -124,7 +124,7 @@ def losses(trials: Trials) -> tuple[Floats, Floats]:
     enough = own >= _OWN * np.maximum(trials.judged.sum(axis=(1, 2)), 1)[:, None]
     total = np.einsum("nkmh,nkhb->nmb", error, used)
     loss = np.where(weight[:, None, :] > 0, total / np.maximum(weight, 1e-12)[:, None, :], np.nan)
-    mean = np.einsum("nkh,nkhb->nb", trials.came, used) / np.maximum(weight, 1e-12)
+    mean = np.where(weight > 0, np.einsum("nkh,nkhb->nb", trials.came, used) / np.maximum(weight, 1e-12), np.nan)
     return np.where(enough[:, :, None], loss, np.nan), mean
 
 
@@ -148,7 +148,7 @@ def mix(trials: Trials, *, admitted: Bools | None = None, kinds: Ints | None = N
     naive = loss[:, [trials.names.index(name) for name in (NAIVE_DAY, NAIVE_WEEK)]]
     if admitted is not None:
         loss = np.where(admitted[:, :, None], loss, np.nan)
-    loss = _everywhere(loss)
+    loss, mean = _everywhere(loss), np.nan_to_num(_everywhere(mean[:, None, :]))[:, 0]
     if kinds is not None:
         loss = _pooled(loss, kinds)
     loss = _best_variant(trials.names, loss)
