@@ -98,6 +98,8 @@ class Dispatcher(Actor[Order]):
 
     def place(self, model: Model) -> Ref[Command]:
         """The device to ask for a model: where it is, or is coming; else where it fits with the most room left."""
+        if len(self._devices) == 1:
+            return self._devices[0]
         best: Ref[Command] | None = None
         room = (False, 0)
         for ref in self._devices:
