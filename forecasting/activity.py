@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forecasting.interarrival import Gaps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -31,6 +31,7 @@ SLOT_HALF_LIFE = 4.0
 GAP_HALF_LIFE = 28.0
 """Days after which a gap weighs half."""
 GAP_DAYS = 2
+_BY_MODEL = ("last", "since", "age", "ever", "blind", "weight", "active", "volume", "moves", "slots", "ring")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,41 @@ class Activity:
         # A part of the models each window, so that all have a fresh hazard once a day without a peak of work.
         turn = np.arange(slot % self.day, len(self), self.day)
         self.gaps.refresh(turn, self.share(2)[turn], 2.0 ** (-1 / GAP_HALF_LIFE))
+
+    def take(self, rows: Rows) -> Activity:
+        """The same for some models, in this order; -1 asks for one that was just registered."""
+        other = Activity(len(rows), self.window, self.spans)
+        known = rows >= 0
+        mine, theirs = self._by_model(), other._by_model()
+        for name, array in theirs.items():
+            array[..., known] = mine[name][..., rows[known]]
+        other.gaps = self.gaps.take(rows)
+        return other
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Plain arrays to persist: `restore` on a state of as many models, windows and spans takes them back."""
+        return {**self._by_model(), "gaps": self.gaps.counts}
+
+    def restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Take a persisted state. Raises `ValueError`, and changes nothing, if an array is missing or absurd."""
+        mine = self.arrays()
+        for name, array in mine.items():
+            found = arrays.get(name)
+            floor = -1 if name == "ring" else 0
+            if found is None or found.shape != array.shape or not np.all((found >= floor) & (found < np.inf)):
+                msg = f"{name} of a persisted state must be {array.shape} finite numbers"
+                raise ValueError(msg)
+        for name, array in mine.items():
+            array[...] = arrays[name]
+        self.gaps.refresh(np.arange(len(self), dtype=np.int64), self.share(2))
+
+    def _by_model(self) -> dict[str, NDArray[Any]]:
+        """Every array whose last axis is that of models."""
+        found: dict[str, NDArray[Any]] = {name: getattr(self, name) for name in _BY_MODEL}
+        for span in self.profiles:
+            found[f"profile/{span}"] = self.profiles[span]
+            found[f"overall/{span}"] = self.overall[span]
+        return found
 
     def with_current(self, active: Bools) -> Activity:
         """The same as seen from inside a window, given which models it has shown active so far; shares the rest.

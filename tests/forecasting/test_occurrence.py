@@ -303,6 +303,45 @@ def test_coefficients_survive_as_plain_arrays() -> None:
     np.testing.assert_array_equal(other.young[SOON], model.young[SOON])
 
 
+def test_a_state_survives_as_plain_arrays() -> None:
+    """Restored, it forecasts and rolls on as if nothing had happened."""
+    counts = habits(4, 9)
+    state, other = rolled(counts), Activity(4, HOUR, (1, 3))
+    other.restore({name: array.copy() for name, array in state.arrays().items()})
+    state.gaps.refresh(np.arange(4), state.share(2))
+    for now in range(3):
+        np.testing.assert_array_equal(features(other, LATER, 48 + now), features(state, LATER, 48 + now))
+        for each in (state, other):
+            each.roll(48 + now, counts[:, now])
+
+
+@pytest.mark.parametrize("name", ["slots", "ring", "gaps", "since", "profile/3"])
+def test_a_persisted_state_that_is_damaged_changes_nothing(name: str) -> None:
+    """Missing, misshapen, negative or not finite: refused by name, and the state stays as it was."""
+    good = rolled(habits(2, 2)).arrays()
+    state = Activity(2, HOUR, (1, 3))
+    damaged = [
+        {key: array for key, array in good.items() if key != name},
+        {**good, name: good[name][..., :1]},
+        {**good, name: good[name].astype(float) - 1e9},
+        {**good, name: np.full(good[name].shape, math.nan)},
+    ]
+    for arrays in damaged:
+        with pytest.raises(ValueError, match=name):
+            state.restore(arrays)
+    assert not state.age.any()
+
+
+def test_models_come_and_go() -> None:
+    """Taking some keeps their forecasts to the digit; a new one starts from nothing."""
+    state = rolled(habits(5, 9))
+    other = state.take(np.array([3, -1, 0]))
+    before = features(state, LATER, 48)
+    after = features(other, LATER, 48)
+    np.testing.assert_array_equal(after[[0, 2]], before[[3, 0]])
+    np.testing.assert_array_equal(after[1], features(Activity(1, HOUR, (1, 3)), LATER, 48)[0])
+
+
 @pytest.mark.parametrize(
     "arrays",
     [
