@@ -214,3 +214,23 @@ def test_hostile_panels_are_refused(change: dict[str, object], message: str) -> 
     good = {"counts": np.ones((1, 1)), "known": np.ones((1, 1), np.bool_), "phase": np.zeros(2, np.int64)}
     with pytest.raises(ValueError, match=message):
         type(panel(np.ones(24)))(**{**good, "bucket": 3600.0, "per_day": 24, **change})
+
+
+def test_activity_is_a_share_of_known_hours() -> None:
+    """Hours in a gap count on neither side; before the first hour nothing is active."""
+    counts = np.tile([1.0, 0.0, 5.0, 0.0], 12)[None]
+    known = np.ones(counts.shape, np.bool_)
+    known[0, 1::4] = False
+    data = panel(counts, known=known)
+    assert data.active(48)[0] == pytest.approx(2 / 3)
+    assert data.active(0).tolist() == [0.0]
+
+
+def test_an_origin_without_a_past_forecasts_nothing() -> None:
+    """Zero history gives zero sums and finite or missing answers, never an error."""
+    data = panel(wave(2))
+    sums = next(iter(slot_sums(data, [0])))
+    assert sums.counts.sum() == 0
+    made = candidates(data, sums, 24)
+    assert made.of("hier").max() == 0
+    assert np.isnan(made.of("level/1h")).all()

@@ -172,3 +172,9 @@ def test_the_fast_level_is_relative_to_the_slow_one() -> None:
     made = levels(counts, expected, np.ones((1, 5000), bool), bucket=60.0, fade=FAST[2])
     assert 1.7 < made.slow[0] < 2.0
     assert 1.0 <= made.fast[0] < 1.2
+
+
+def test_every_model_counts_the_same_in_the_fleets_shape() -> None:
+    """When the median model is idle, the shape comes from the busy ones, a loud one no more than a quiet one."""
+    profiles = np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0], [1.0, 3.0], [3000.0, 1000.0]], np.float32)
+    assert fleet_prior(profiles, [{}] * 5, {}, expected=6.0) == pytest.approx([6.0, 6.0])
