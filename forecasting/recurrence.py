@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from cronsim import CronSim, CronSimError
@@ -63,10 +63,7 @@ class Cron:
         cronsim runs on naive times here: with a zone it fires in both passes of a repeated hour when the minute or
         hour is a wildcard.
         """
-        for wall in CronSim(self.expression, since - timedelta(seconds=1)):
-            if wall >= until:
-                return
-            yield wall
+        yield from takewhile(lambda wall: wall < until, CronSim(self.expression, since - timedelta(seconds=1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +192,10 @@ _KEYS: Final = frozenset(
 _UNTIL: Final = re.compile(r"(\d{8})(?:T(\d{6})(Z?))?", re.ASCII)
 
 
-def read_rrule(text: str, start: datetime, zone: tzinfo | None) -> Recurrence:
+def read_rrule(text: str, start: datetime | None, zone: tzinfo | None) -> Recurrence:
     """Read a recurrence rule whose first start is `start`, a wall time. Raises `ValueError` (what is wrong; hint).
 
+    Without a start the rule is only checked by itself: the result is good for nothing else.
     A date as UNTIL includes that day; an UNTIL in UTC (Z) is taken to the wall clock of `zone` (None: UTC).
     """
     body = text.strip().upper().removeprefix("RRULE:").strip(";")
@@ -222,9 +220,10 @@ def read_rrule(text: str, start: datetime, zone: tzinfo | None) -> Recurrence:
     _whole(fields.get("INTERVAL"), "INTERVAL")
     rule = ";".join(f"{key}={value}" for key, value in fields.items())
     _possible(fields, start)
+    start = start or _SAMPLE_FROM
     try:
         _built(rule, start)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, IndexError):
         raise ValueError(f"is not a recurrence rule (RFC 5545); {hint}") from None
     return Recurrence(rule, start, _last(until, zone) if until else None, _whole(count, "COUNT"))
 
@@ -238,18 +237,34 @@ _ONLY_WITH: Final = {
 }
 
 
-def _possible(fields: Mapping[str, str], start: datetime) -> None:
+_RANGES: Final = {
+    "BYMONTH": (1, 12),
+    "BYMONTHDAY": (1, 31),
+    "BYYEARDAY": (1, 366),
+    "BYWEEKNO": (1, 53),
+    "BYSETPOS": (1, 366),
+    "BYHOUR": (0, 23),
+    "BYMINUTE": (0, 59),
+    "BYSECOND": (0, 59),
+}
+"""dateutil takes any number, and then looks for it; from 1 on, the negative ones count from the end."""
+
+
+def _possible(fields: Mapping[str, str], start: datetime | None) -> None:
     """Refuse what can never fire: dateutil would search for it until the year 9999, for minutes."""
     frequency = fields["FREQ"]
     for key, with_ in _ONLY_WITH.items():
         if key in fields and frequency not in with_:
             raise ValueError(f"{key} belongs to FREQ={' or FREQ='.join(with_)}; change FREQ, or leave it out")
+    for key, (low, high) in _RANGES.items():
+        if any(not low <= (abs(each) if low else each) <= high for each in _numbers(fields.get(key))):
+            raise ValueError(f"{key} goes from {low} to {high}; as in {key}={high}")
     months, days = _numbers(fields.get("BYMONTH")), _numbers(fields.get("BYMONTHDAY"))
-    if months and days and all(abs(day) > _DAYS_IN[month - 1] for day in days for month in months if 1 <= month <= 12):  # noqa: PLR2004
+    if months and days and all(abs(day) > _DAYS_IN[abs(month) - 1] for day in days for month in months):
         raise ValueError("never fires; does the date exist, as 31 February does not?")
     # Whole weeks of days, hours or minutes keep the weekday of the start.
     unit = {"DAILY": 1, "HOURLY": 24, "MINUTELY": 1440}.get(frequency)
-    if unit and "BYDAY" in fields and int(fields.get("INTERVAL", "1")) % (7 * unit) == 0:
+    if start and unit and "BYDAY" in fields and int(fields.get("INTERVAL", "1")) % (7 * unit) == 0:
         weekday = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")[start.weekday()]
         if weekday not in fields["BYDAY"]:
             raise ValueError(f"never fires; its start is on {weekday}, and so is every interval after it")
@@ -283,8 +298,7 @@ def _last(text: str, zone: tzinfo | None) -> datetime:
 
 def _built(rule: str, start: datetime) -> rrule:
     built = rrulestr(rule, dtstart=start)
-    if not isinstance(built, rrule):
-        raise TypeError("not a single rule")
+    assert isinstance(built, rrule)  # a text of one line is no set of rules
     return built
 
 

@@ -80,7 +80,7 @@ def rrule(value: str) -> str:
     """Check a recurrence rule by itself."""
     from forecasting.recurrence import read_rrule
 
-    read_rrule(value, datetime(2024, 1, 1), None)  # noqa: DTZ001  # any wall time will do
+    read_rrule(value, None, None)
     return value
 
 
@@ -186,7 +186,7 @@ def section(raw: Any) -> Iterator[Fault]:
             yield Fault(("peaks", index, "name"), f"{name} is listed twice", f"first as item {first[name]}")
         elif isinstance(name, str):
             first[name] = index
-        for fault in (*_zone(row, given), *_default_lead(row, given), *_calendar(row, known)):
+        for fault in (*_zone(row, given), *_anchored(row, given), *_default_lead(row, given), *_calendar(row, known)):
             yield Fault(("peaks", index, *fault.path), fault.what, fault.hint)
 
 
@@ -209,6 +209,22 @@ def _default_lead(row: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[
     if row.get("lead") is None and gap is not None and lead is not None and lead > gap:
         text = f"the default, {print_seconds(lead)}, is longer than the time between two starts ({print_seconds(gap)})"
         yield Fault(("lead",), text, "give a shorter one")
+
+
+def _anchored(row: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Fault]:
+    """A rule that is sound by itself may still never meet its start, on the clock of its zone."""
+    from forecasting.calendar import zone_of
+    from forecasting.recurrence import read_rrule
+
+    timing = row.get("when")
+    text, start = (timing.get(key) for key in ("rrule", "start")) if isinstance(timing, dict) else (None, None)
+    moment = _tried(parse_moment, start)
+    if not isinstance(timing, dict) or moment is None or _tried(rrule, text) is None:
+        return
+    name = timing.get("timezone") or given.get("timezone")
+    zone = _tried(zone_of, name) if isinstance(name, str) else None
+    wall = moment.replace(tzinfo=None) if moment.tzinfo is None or zone is None else moment.astimezone(zone)
+    yield from _said(("when", "rrule"), lambda: read_rrule(str(text), wall.replace(tzinfo=None), zone))
 
 
 def _zone(row: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Fault]:
@@ -290,7 +306,7 @@ def _gap(rule: Any) -> float | None:
 def _tried(parse: Callable[[Any], T], value: Any) -> T | None:
     try:
         return None if value is None else parse(value)
-    except ValueError:
+    except (ValueError, TypeError, AttributeError):  # also where a list stands for a text
         return None
 
 

@@ -223,6 +223,10 @@ def test_what_is_no_cron_expression_is_refused_with_its_reason(text: str, what: 
         ("BYDAY=TH", "no FREQ"),
         ("FREQ=WEEKLY;FREQ=DAILY", "twice"),
         ("FREQ=WEEKLY;BYDAY=XX", "is not a recurrence rule"),
+        ("FREQ=MONTHLY;BYMONTH=x;BYMONTHDAY=1", "is not a recurrence rule"),
+        ("FREQ=MONTHLY;BYMONTHDAY=99", "BYMONTHDAY goes from 1 to 31"),
+        ("FREQ=DAILY;BYHOUR=24", "BYHOUR goes from 0 to 23"),
+        ("FREQ=YEARLY;BYMONTH=0", "BYMONTH goes from 1 to 12"),
         ("FREQ=OFTEN", "is not a recurrence rule"),
         ("FREQ=WEEKLY;INTERVAL=0", "INTERVAL must be"),
         ("FREQ=WEEKLY;COUNT=99999999", "COUNT must be"),
@@ -356,6 +360,7 @@ def test_outside_its_validity_and_disabled_an_entry_has_no_effect() -> None:
     span = (utc("2026-12-01T00:00"), utc("2026-12-11T00:00"))
     bounded = daily("10:00", valid_from=utc("2026-12-03T00:00"), valid_until=utc("2026-12-05T00:00"))
     assert [local(w.start, BERLIN)[:10] for w in windows([bounded], *span, MODELS)] == ["2026-12-03", "2026-12-04"]
+    assert list(occurrences(daily("10:00", enabled=False), *span)) == []
     for off in (daily("10:00", enabled=False), daily("10:00", enabled=False, suppress=True)):
         assert agenda([off], *span, MODELS).windows == ()
         assert agenda([off], *span, MODELS).quiet == ()

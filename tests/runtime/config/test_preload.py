@@ -81,6 +81,18 @@ def utc(text: str) -> float:
             "when: {rrule: FREQ=YEARLY;BYMONTH=2;BYDAY=5TU, start: 2021-01-01T10:00}, duration: 1h",
             "when.rrule: never fires in five years",
         ),
+        (
+            "when: {rrule: FREQ=DAILY;INTERVAL=14;BYDAY=TH, start: 2027-01-01T10:00}, duration: 1h",
+            "when.rrule: never fires (its start is on FR, and so is every interval after it)",
+        ),
+        (
+            "when: {rrule: FREQ=DAILY;INTERVAL=14;BYDAY=TH, start: 2026-12-31T23:30Z}, duration: 1h",
+            "when.rrule: never fires (its start is on FR",
+        ),
+        (
+            "when: {rrule: 'FREQ=HOURLY;INTERVAL=2;BYHOUR=1', start: 2027-01-01T10:00}, duration: 1h",
+            "when.rrule: is not a recurrence rule",
+        ),
         ("when: {cron: 0 0 31 2 *}, duration: 1h", "when.cron: is not a cron expression: bad day-of-month"),
         ("when: {cron: 0 0 9 * * *}, duration: 1h", "when.cron: has 6 fields, not five (there are no seconds"),
         ("when: {cron: 0 0 9 * * * *}, duration: 1h", "when.cron: has 7 fields"),
@@ -271,6 +283,15 @@ def test_an_instant_without_a_zone_has_its_date_by_its_own_offset() -> None:
     (peak,) = peaks_of(config(entry(once, head)).preload)
     (found,) = occurrences(peak, utc("2026-12-01T00:00"), utc("2027-01-01T00:00"))
     assert found.start == utc("2026-12-11T16:00")
+
+
+def test_an_interval_of_whole_weeks_keeps_the_weekday_of_its_start() -> None:
+    """It fires where the start is on one of the days named, and is not refused for any other day's sake."""
+    (peak,) = peaks_of(
+        config(entry("when: {rrule: FREQ=DAILY;INTERVAL=14;BYDAY=TH, start: 2026-12-31T10:00}, duration: 1h")).preload
+    )
+    found = [o.day.isoformat() for o in occurrences(peak, utc("2026-12-01T00:00"), utc("2027-02-01T00:00"))]
+    assert found == ["2026-12-31", "2027-01-14", "2027-01-28"]
 
 
 def test_a_recurrence_may_start_at_an_instant() -> None:
