@@ -8,12 +8,12 @@ from __future__ import annotations
 import struct
 import zlib
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.tiers import Minute
+from forecasting.tiers import Minute, Row
 
 MAX_LENGTH: Final = 1 << 20
 _HEAD: Final = struct.Struct("<BBI")
@@ -61,13 +61,15 @@ def unpack_array(blob: object, dtype: str) -> Numbers:
         raise Damaged(f"an array of {dtype} has the wrong head")
     stored = np.dtype("<u2" if how == Packed.ROUNDED else "<" + dtype)
     raw = _inflated(blob[_HEAD.size :], count * stored.itemsize)
+    if stored.itemsize == 1:
+        return np.frombuffer(raw, np.uint8)
     planes: NDArray[np.uint8] = np.frombuffer(raw, np.uint8).reshape(stored.itemsize, count).T.copy()
     content: Numbers
     if how == Packed.ROUNDED:
         content = (np.frombuffer(planes.tobytes(), "<u2").astype(np.uint32) << 16).view(np.float32)
     else:
         content = np.frombuffer(planes.tobytes(), stored).astype(np.dtype(dtype))
-    if dtype[0] == "f" and not bool(np.isfinite(content.astype(np.float64)).all()):
+    if dtype[0] == "f" and not bool(np.isfinite(cast("NDArray[np.float64]", content)).all()):
         raise Damaged(f"an array of {dtype} holds what is no number")
     return content
 
@@ -82,6 +84,20 @@ def _inflated(blob: bytes, size: int) -> bytes:
     if len(raw) != size or not inflater.eof:
         raise Damaged("an array has the wrong length")
     return raw
+
+
+def codes_blob(row: Row) -> bytes:
+    """A row's codes; one that is compressed already is taken as it is."""
+    codes = row.codes
+    if isinstance(row.content, bytes):
+        return _HEAD.pack(_DTYPES.index("u1"), Packed.EXACT, codes.size) + row.content
+    return pack_array(codes, Packed.EXACT)
+
+
+def row_of(blob: object, known: int) -> Row:
+    """The row that a blob holds, compressed as it is, after a look inside. Raises Damaged."""
+    unpack_array(blob, "u1")
+    return Row(cast("bytes", blob)[_HEAD.size :], known)
 
 
 def minute_blob(row: Minute) -> bytes:

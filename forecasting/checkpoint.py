@@ -14,11 +14,11 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from forecasting.blobs import Damaged, Packed, minute_blob, minute_of, pack_array, unpack_array
+from forecasting.blobs import Damaged, Packed, codes_blob, minute_blob, minute_of, pack_array, row_of, unpack_array
 from forecasting.calendar import WEEK, zone_of
 from forecasting.snapshot import HALF_LIVES, LIMIT, Snapshot
 from forecasting.tiers import FIVES, GAP, MINUTES, QUARTERS, UNSEEN, Row, Tiers
-from forecasting.week import Day, Week
+from forecasting.week import QUARTER_MINUTES, Day, Week, narrow
 
 if TYPE_CHECKING:
     import sqlite3
@@ -72,7 +72,7 @@ def write_rows(connection: sqlite3.Connection, tiers: Tiers, last: Tiers | None)
         connection.executemany(
             f"INSERT OR REPLACE INTO {name} VALUES(?, ?, ?)",
             [
-                (first + place, row.known, pack_array(row.codes, Packed.EXACT))
+                (first + place, row.known, codes_blob(row))
                 for place, row in enumerate(rows)
                 if first + place >= since and row is not GAP
             ],
@@ -130,6 +130,17 @@ def write_state(connection: sqlite3.Connection, snapshot: Snapshot) -> None:
             if day.date.isoformat() not in known or day is week.days[-1]
         ],
     )
+
+
+def blob_bytes(connection: sqlite3.Connection) -> dict[str, int]:
+    """Bytes of what each table holds per bucket, slot or minute."""
+    found = {
+        "slots": "SELECT SUM(LENGTH(sums) + LENGTH(exposure)) FROM slots",
+        "fives": "SELECT SUM(LENGTH(codes)) FROM fives",
+        "quarters": "SELECT SUM(LENGTH(codes)) FROM quarters",
+        "minutes": "SELECT SUM(LENGTH(counts)) FROM minutes",
+    }
+    return {table: int(connection.execute(query).fetchone()[0] or 0) for table, query in found.items()}
 
 
 # -- reading it back ---------------------------------------------------------------------------------
@@ -205,7 +216,7 @@ def _rebuilt(connection: sqlite3.Connection, content: dict[str, Any] | None) -> 
     )
     # An index that got a new owner after the checkpoint still has the old one's numbers.
     for place in np.flatnonzero(born[: state.size] >= state.end).tolist():
-        week.clear(place)
+        week.clear(place, -(-int(born[place]) // QUARTER_MINUTES))
         decayed[:, place], seen[place], quarter[place] = 0, 0, 0
     return Saved(snapshot, later, state.began)
 
@@ -246,7 +257,7 @@ def _tiers(
     fives = _rows(connection, "SELECT number, known, codes FROM fives")
     quarters = _rows(connection, "SELECT number, known, codes FROM quarters")
     end = state.end // 5
-    first_five = max(min((number for number in fives if number < end), default=end), end - FIVES - 2)
+    first_five = max(min((number for number in fives if number < end), default=end), end - FIVES - 5)
     if quarters:  # the coarser rows end where the finer begin
         first_five = min(-(-first_five // 3) * 3, end)
     tiers.fives.extend(fives.get(number, GAP) for number in range(first_five, end))
@@ -261,10 +272,7 @@ def _tiers(
 
 
 def _rows(connection: sqlite3.Connection, query: str) -> dict[int, Row]:
-    return {
-        int(number): Row(unpack_array(codes, "u1").astype(np.uint8, copy=False), int(known))
-        for number, known, codes in connection.execute(query)
-    }
+    return {int(number): row_of(codes, int(known)) for number, known, codes in connection.execute(query)}
 
 
 def _week(connection: sqlite3.Connection, state: _State, arrays: dict[str, object]) -> Week:
@@ -273,10 +281,11 @@ def _week(connection: sqlite3.Connection, state: _State, arrays: dict[str, objec
         if not 0 <= slot < WEEK:
             raise Damaged(f"its content makes no sense: slot {slot}")
         week.at[slot] = int(at)
-        week.sums[slot] = unpack_array(sums, "f4").astype(np.float32, copy=True)
-        week.exposure[slot] = unpack_array(exposure, "f2").astype(np.float16, copy=True)
-        if bool(np.any(week.sums[slot] < 0) or np.any(week.exposure[slot] < 0)):
+        totals = unpack_array(sums, "f4").astype(np.float32, copy=False)
+        passes = unpack_array(exposure, "f2").astype(np.float16, copy=True)
+        if bool((totals < 0).any() or (passes < 0).any()):
             raise Damaged(f"its content makes no sense: slot {slot} has negative sums")
+        week.sums[slot], week.exposure[slot] = narrow(totals), passes
     for day, actual, expected in connection.execute("SELECT day, actual, expected FROM days ORDER BY day"):
         week.days.append(
             Day(

@@ -141,7 +141,7 @@ class Counts:
         self._decayed[:, index] = 0
         self._minute[index] = 0
         self._quarter[index] = 0
-        self.week.clear(index)
+        self.week.clear(index, -(-self.tiers.end // QUARTER_MINUTES))
 
     def _grow(self) -> None:
         """Room for the index just added; doubling, so that adding n models costs O(n)."""
@@ -257,8 +257,11 @@ class Counts:
             facts.append(OutageSeen(60.0 * start, 60.0 * minute))
 
     def _turn(self, facts: list[Fact]) -> None:
-        if self.tiers.end % QUARTER_MINUTES == 0:
-            self._finish(self.tiers.end // QUARTER_MINUTES - 1, facts)
+        quarter, minute = divmod(self.tiers.end, QUARTER_MINUTES)
+        if minute == 0:
+            self._finish(quarter - 1, facts)
+        elif minute == QUARTER_MINUTES - 2:
+            self.week.prepare(quarter, len(self._table), self.tiers, self.zone)
 
     def _finish(self, quarter: int, facts: list[Fact]) -> None:
         """A quarter of an hour is over: teach its slot, unless a jump made it a gap."""

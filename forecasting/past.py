@@ -129,7 +129,7 @@ def _rows(past: Past, minutes: int, first: int, end: int) -> list[Row]:
     places = np.arange(shares.size) + past.start // minutes - first
     inside = (places >= 0) & (places < length)
     seen[places[inside]] = shares[inside]
-    return [Row(codes[place].copy(), int(seen[place])) if seen[place] else GAP for place in range(length)]
+    return [Row(codes[place], int(seen[place])).compressed() if seen[place] else GAP for place in range(length)]
 
 
 def _fill_minutes(tiers: Tiers, past: Past) -> None:

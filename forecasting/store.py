@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from forecasting.blobs import Damaged, minute_blob
-from forecasting.checkpoint import Saved, load, write_rows, write_slots, write_state
+from forecasting.checkpoint import Saved, blob_bytes, load, write_rows, write_slots, write_state
 from forecasting.snapshot import Fact, Snapshot, StoreSetAside
 
 if TYPE_CHECKING:
@@ -132,6 +132,14 @@ class Store:
         if saved is not None:
             self._last = saved.snapshot
         return saved, ()
+
+    def stored_bytes(self) -> dict[str, int]:
+        """Bytes of blobs by table, to be shown. Raises StoreFailed."""
+        try:
+            with self._lock:
+                return blob_bytes(self._connection)
+        except sqlite3.Error as error:
+            raise StoreFailed(f"cannot read the file of counts: {error}") from error
 
     def close(self) -> None:
         """Fold the journal of SQLite into the file and let it go."""

@@ -313,6 +313,18 @@ def test_without_two_such_slots_there_is_nothing_to_clip_by():
     assert drive.slot("a@1", 671)[0] == near(100 + 2**-0.5)
 
 
+def test_a_new_owner_of_an_index_is_not_clipped_by_the_habits_of_the_old_one():
+    """Four weeks of next to nothing belonged to somebody else."""
+    drive = Drive()
+    drive.counts.index("a@1")
+    _weeks(drive, 4, {-1: 1})
+    drive.counts.forget("a@1")
+    assert drive.counts.index("b@1") == 0
+    _weeks(drive, 1, {-1: 100})
+    assert drive.slot("b@1", 671) == (near(100), near(1))
+    assert drive.slot("b@1", 100)[0] > 70
+
+
 def test_a_level_shift_is_learned_in_two_days():
     """Goal 7: x3 for two days rescales the sums, so that the whole profile is within 1.25 of the new level at once."""
     drive = Drive()
