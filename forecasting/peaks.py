@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -26,6 +27,7 @@ Labels: TypeAlias = "Mapping[str, Mapping[str, str]]"
 """Labels of each model key."""
 
 NO_LABELS: Final[Labels] = MappingProxyType({})
+_WILD: Final = frozenset("*?[")
 _DAY: Final = 86_400.0
 _FURTHEST: Final = 2 * REACH + 32 * _DAY
 """How far a look must go beyond its span: to the next turn of the month that cuts, and what decides about it."""
@@ -76,11 +78,11 @@ class Peak:
 
     def selects(self, models: Sequence[str], labels: Labels = NO_LABELS) -> tuple[str, ...]:
         """Keys (`name@version`) that the entry is about, in the order given (of a name, the lowest version first)."""
-        last = {key.partition("@")[0]: key for key in models}
-        found = {key for pattern in self.models for key in _matching(pattern, models, last)}
+        place, last = _places(tuple(models))
+        found = {key for pattern in self.models for key in _matching(pattern, place, last)}
         if self.labels:
-            found |= {k for k in models if all(labels.get(k, {}).get(name) == value for name, value in self.labels)}
-        return tuple(key for key in models if key in found)
+            found |= {k for k in place if all(labels.get(k, {}).get(name) == value for name, value in self.labels)}
+        return tuple(sorted(found, key=place.__getitem__))
 
     def applies_on(self, day: date) -> bool:
         """Whether calendars let a start on this local date count."""
@@ -88,12 +90,21 @@ class Peak:
         return wanted and not any(day in calendar for calendar in self.except_on)
 
 
-def _matching(pattern: str, models: Sequence[str], last: Mapping[str, str]) -> Iterator[str]:
+@lru_cache(maxsize=8)
+def _places(models: tuple[str, ...]) -> tuple[Mapping[str, int], Mapping[str, str]]:
+    """Where each key stands, and the last key of each name. Every entry asks for the same ones."""
+    return {key: at for at, key in enumerate(models)}, {key.partition("@")[0]: key for key in models}
+
+
+def _matching(pattern: str, keys: Mapping[str, int], last: Mapping[str, str]) -> Iterable[str]:
     """Keys for one name, key or pattern; of a name without a version, only its last one."""
-    for key in models:
-        name = key.partition("@")[0]
-        if fnmatchcase(key, pattern) if "@" in pattern else (last[name] == key and fnmatchcase(name, pattern)):
-            yield key
+    versioned = "@" in pattern
+    if not set(pattern) & _WILD:
+        key = pattern if versioned else last.get(pattern, "")
+        return (key,) if key in keys else ()
+    if versioned:
+        return (key for key in keys if fnmatchcase(key, pattern))
+    return (key for name, key in last.items() if fnmatchcase(name, pattern))
 
 
 @dataclass(frozen=True, slots=True)
