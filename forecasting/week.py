@@ -90,7 +90,9 @@ def narrow(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def widen(halves: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The float32 that the upper halves stand for."""
+    """The float32 that the upper halves stand for; what is wider already is taken as it is."""
+    if halves.dtype != np.uint16:
+        return halves.astype(np.float32)
     return (halves.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -119,10 +121,26 @@ class Week:
     today: date | None = None
     actual: NDArray[np.float32] = field(default_factory=_floats)
     expected: NDArray[np.float32] = field(default_factory=_floats)
-    # What counts in rows before `gain_until` are worth today; 0: they belong to a former owner of the index.
     gain: NDArray[np.float32] = field(default_factory=_floats)
     gain_until: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """What counts in rows before `gain_until` are worth today; 0: they belong to a former owner of the index."""
     _ready: tuple[int, int, NDArray[np.float32]] = field(default_factory=lambda: (-1, 0, _floats()))
+
+    @classmethod
+    def standing(
+        cls, sums: NDArray[np.float32], exposure: NDArray[np.float32], passed: NDArray[np.bool_], quarter: int
+    ) -> Week:
+        """The week that `matrix` read as `[n, 672]` at a quarter: in another process, for a fit."""
+        return cls(
+            [narrow(np.ascontiguousarray(sums[:, slot])) for slot in range(WEEK)],
+            [np.ascontiguousarray(exposure[:, slot], np.float16) for slot in range(WEEK)],
+            np.where(passed, quarter, -1),
+        )
+
+    def __post_init__(self) -> None:
+        """Columns given as float32 are narrowed: read as halves they would be nonsense."""
+        if any(column.dtype != np.uint16 for column in self.sums):
+            self.sums = [narrow(widen(column)) for column in self.sums]
 
     def close(
         self, quarter: int, counts: NDArray[np.int64], known: NDArray[np.float32], tiers: Tiers, zone: tzinfo

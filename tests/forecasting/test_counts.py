@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from forecasting.calendar import slot_of
 from forecasting.counts import HALF_LIVES, ClockJumped, Counts, Fact, Full, LevelShifted, OutageSeen
 from forecasting.tiers import decode, encode, pack
+from forecasting.week import Week
 
 START = datetime(2026, 3, 2, tzinfo=UTC).timestamp()  # a Monday
 DAY = 86_400
@@ -517,6 +518,21 @@ def test_whatever_clocks_do_rows_stay_aligned_and_no_request_is_counted_twice(
         sums, exposure = found.sums()
         assert sums.sum() <= len(steps)
         assert np.all(exposure >= 0)
+
+
+def test_a_week_can_be_made_of_what_its_matrix_said():
+    """A fit in another process gets the matrices; both ways of building the week from them say the same again."""
+    drive = Drive()
+    for hits in (3, 1000, 7):
+        drive.quarter(**{"a@1": hits, "b@1": 1})
+    week, quarter = drive.counts.week, drive.counts.tiers.end // 15
+    sums, exposure = week.matrix(quarter, 2)
+    columns = [np.ascontiguousarray(sums[:, slot]) for slot in range(672)]
+    halves = [exposure[:, slot].astype(np.float16) for slot in range(672)]
+    at = np.where(week.at >= 0, quarter, -1)
+    for again in (Week.standing(sums, exposure, week.at >= 0, quarter), Week(columns, halves, at)):  # type: ignore[arg-type]
+        for one, other in zip(again.matrix(quarter, 2), (sums, exposure), strict=True):
+            assert one == pytest.approx(other, rel=0.005)
 
 
 # -- snapshots ---------------------------------------------------------------------------------------
