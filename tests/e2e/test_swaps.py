@@ -99,9 +99,8 @@ def test_a_thousand_loads_and_evictions_leave_memory_flat(
             for name in SMALL:
                 same(client.infer(name, wanted[name].inputs, binary=True).outputs, wanted[name].outputs)
 
+        for number in range(WARM_UP // each):
             turn(number)
-
-        before = evictions(live)
         before = evictions(live)
         front, worker = grown(live, CYCLES // each, each, turn)
         assert evictions(live) - before >= CYCLES
