@@ -14,7 +14,7 @@ import numpy as np
 
 from forecasting.candidates import Forecasts, Panel, candidates, slot_sums
 from forecasting.choose import BANDS, ORIGINS, STEP, Mix, Trials, admit, band_of, mix
-from forecasting.profile import DAYS, Bools, Floats, Ints
+from forecasting.profile import DAYS, Floats, Ints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,20 +83,22 @@ def weighed(rolled: Rolled, origin: int, *, past: Sequence[int], admission: Sequ
     """The mixture for `origin` from the `past` origins.
 
     Specialists are admitted by the origins in `admission`. One that is stands alone (with another one that is): the
-    mixture would dilute what it has just proved.
+    mixture would dilute what it has just proved. It is weighed and guarded by that proof, which has seen a whole
+    week: two days and a half of weekdays would call repeating yesterday better on the eve of a weekend.
     """
     trials = rolled.trials(origin, past)
     special = np.array([name in SPECIALISTS for name in trials.names])
-    earned = np.zeros((len(rolled.panel.counts), len(trials.names)), np.bool_)
-    if admission:
-        weekdays = np.array([rolled.panel.phase[o] // rolled.panel.per_day for o in admission], np.int64)
-        proof = rolled.trials(origin, admission)
-        for column in np.flatnonzero(special):
-            earned[:, column] = admit(proof, weekdays, trials.names[column])
-    anyone: Bools = np.any(earned, axis=1, keepdims=True)
-    admitted = np.where(anyone, earned, ~special[None, :])
+    rows = len(rolled.panel.counts)
     kinds = activity_class(rolled.panel.active(origin))
-    return mix(trials, admitted=admitted, kinds=kinds)
+    common = mix(trials, admitted=np.repeat(~special[None], rows, axis=0), kinds=kinds)
+    if not (admission and special.any()):
+        return common
+    weekdays = np.array([rolled.panel.phase[o] // rolled.panel.per_day for o in admission], np.int64)
+    proof = rolled.trials(origin, admission)
+    earned = np.zeros((rows, len(trials.names)), np.bool_)
+    for column in np.flatnonzero(special):
+        earned[:, column] = admit(proof, weekdays, trials.names[column])
+    return mix(proof, admitted=earned).where(np.any(earned, axis=1), common)
 
 
 # -- scores ------------------------------------------------------------------------------------------

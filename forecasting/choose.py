@@ -91,6 +91,20 @@ class Mix:
         band = band_of(forecasts.values.shape[2], bucket)
         return filled(forecasts.names, forecasts.values), self.weights[:, :, band]
 
+    def where(self, rows: Bools, other: Mix) -> Mix:
+        """This one for `rows[n]`, the other one for the rest; both of the same candidates."""
+        if other.names != self.names:
+            msg = f"weights are for {self.names}, the others for {other.names}"
+            raise ValueError(msg)
+        wide = rows[:, None]
+        return Mix(
+            self.names,
+            np.where(wide[:, :, None], self.weights, other.weights),
+            np.where(wide, self.loss, other.loss),
+            np.where(wide, self.naive, other.naive),
+            np.where(wide, self.guarded, other.guarded),
+        )
+
     def explain(self, row: int) -> dict[str, tuple[float, ...]]:
         """Weights per band of one model, by candidate, the useless ones left out."""
         table = {n: tuple(float(w) for w in self.weights[row, m]) for m, n in enumerate(self.names)}

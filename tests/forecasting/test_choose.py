@@ -128,6 +128,8 @@ def test_the_centre_is_a_weighted_median() -> None:
 def test_weights_refuse_other_candidates() -> None:
     """Weights are for the candidates they were made from."""
     made = mix(trials(PLAIN))
+    with pytest.raises(ValueError, match="the others for"):
+        made.where(np.ones(1, np.bool_), mix(trials({**PLAIN, "mstl": 1.0})))
     with pytest.raises(ValueError, match="weights are for"):
         made.of(Forecasts(("hier",), np.ones((1, 1, 3))), 3600.0)
 
