@@ -184,7 +184,7 @@ class Counts:
     def _drain(self, elapsed: float, wall: float) -> None:
         """Move what was hit since the last roll into the open minute and the decayed counters."""
         size = len(self._table)
-        hits = np.array(self._hits, np.int64)[:size]
+        hits = np.fromiter(self._hits, np.int64, size)
         self._decayed[:, :size] *= np.exp(-DECAY * elapsed)
         found = np.flatnonzero(hits)
         if found.size:
@@ -405,7 +405,7 @@ class Counts:
         """Requests per second `[n, 5]` by half-life, as of now, the requests since the last roll included."""
         rows = self._live()[1]
         elapsed = max(monotonic - self._rolled, 0.0)
-        hits = np.array(self._hits, np.int64)[rows]
+        hits = np.fromiter(self._hits, np.int64, len(self._table))[rows]
         now = self._decayed[:, rows] * np.exp(-DECAY * elapsed) + hits * np.exp(-DECAY * (elapsed / 2))
         rates: NDArray[np.float64] = (now * DECAY).T
         return rates
@@ -413,7 +413,7 @@ class Counts:
     def last_seen(self, wall: float) -> NDArray[np.float64]:
         """UTC second of the last request per model, to the last roll; 0 for none yet, `wall` for one since then."""
         rows = self._live()[1]
-        return np.where(np.array(self._hits, np.int64)[rows] > 0, wall, self._seen[rows])
+        return np.where(np.fromiter(self._hits, np.int64, len(self._table))[rows] > 0, wall, self._seen[rows])
 
     def recent(self, minutes: int) -> History:
         """Exact counts of the last closed minutes, at most 1,440."""

@@ -5,22 +5,23 @@ Belongs here: alignment of histories by local days, the held-out days of the poo
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forecasting.calendar import offsets_of
-from forecasting.cells import history as decayed_history
 from forecasting.drift import poisson_loss
 from forecasting.nextuse import expected, next_use
-from forecasting.rates import COLUMNS, Blend, columns, seasonal
+from forecasting.rates import AGE, BACK, COLUMNS, FORWARD, HALF_LIVES, WEEK
 
 if TYPE_CHECKING:
     from datetime import tzinfo
 
     from numpy.typing import NDArray
 
+    from forecasting.rates import Blend
     from forecasting.tiers import History
 
     Floats = NDArray[np.float64]
@@ -32,7 +33,9 @@ STRIDE = 7
 AHEAD = 600.0
 HEDGE = 0.05
 """Share of the constant rate in what is judged: a rate of exactly 0 would have an infinite loss."""
-_TTN = COLUMNS.index("ttn")
+LEAST_TTN = 0.1
+"""Share of all weights below which the next use is left out of the backtest: it is most of the work."""
+_SEASON, _TTN, _AGE = (COLUMNS.index(name) for name in ("s_week", "ttn", "age"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,38 +87,82 @@ class Held:
 def held_out(days: Days, blend: Blend) -> Held:
     """Ask both on every day but the first, each time with what was known before."""
     models, length, buckets = days.counts.shape
+    if length < 2:  # noqa: PLR2004  # one day to look back on
+        nothing = np.zeros((models, 0))
+        return Held(nothing, nothing, nothing, nothing > 0, nothing > 0)
     ahead = max(round(AHEAD / days.bucket), 1)
-    flat = days.counts.reshape(models, -1)
-    known = np.concatenate((np.zeros((models, 1)), days.known.reshape(models, -1).cumsum(axis=1)), axis=1)
-    total = np.concatenate((np.zeros((models, 1)), flat.cumsum(axis=1)), axis=1)
-    decayed, age = decayed_history(flat, days.bucket)
-    learned, constant = (np.full((models, max(length - 1, 0)), np.nan) for _ in range(2))
-    said, came, judged = np.zeros((models, 0)), np.zeros((models, 0), np.bool_), np.zeros((models, 0), np.bool_)
+    total, known = _running(days.counts), _running(days.known)
+    rate = _blended(days, blend)
+    learned, constant = (np.full((models, length - 1), np.nan) for _ in range(2))
+    said, seen, judged = rate, rate, days.known
     for day in range(1, length):
         last = buckets - ahead + 1 if day == length - 1 else buckets
-        place = np.arange(day * 3 % STRIDE, last, STRIDE)
-        at = day * buckets + place
-        rate = _blended(days, blend, day, place, decayed[at], age[at])
+        at = day * buckets + np.arange(day * 3 % STRIDE, last, STRIDE, dtype=np.int64)
         # The constant: everything before this day, and half a request, so that it is never 0.
         steady = (total[:, day * buckets] + 0.5) / (known[:, day * buckets] * days.bucket + AHEAD)
         seen = total[:, at + ahead] - total[:, at]
-        judged = (known[:, at + ahead] - known[:, at]) == ahead
-        hedged = (1 - HEDGE) * rate + HEDGE * steady[:, None]
-        for store, stated in ((learned, hedged), (constant, np.repeat(steady[:, None], len(place), axis=1))):
-            loss = np.where(judged, poisson_loss(seen, stated * AHEAD), 0.0).sum(axis=1)
-            store[:, day - 1] = np.where(judged.any(axis=1), loss, np.nan)
-        said, came = -np.expm1(-hedged * AHEAD), seen > 0
-    return Held(learned, constant, said, came, judged)
+        judged = known[:, at + ahead] - known[:, at] == ahead
+        said = ((1 - HEDGE) * rate[:, at] + HEDGE * steady[:, None]) * AHEAD
+        some = judged.any(axis=1)
+        for losses, stated in ((learned, said), (constant, np.broadcast_to(steady[:, None] * AHEAD, said.shape))):
+            loss = np.where(judged, poisson_loss(seen, stated), 0.0).sum(axis=1)
+            losses[:, day - 1] = np.where(some, loss, np.nan)
+    return Held(learned, constant, np.asarray(-np.expm1(-said), np.float64), seen > 0, judged)
 
 
-def _blended(days: Days, blend: Blend, day: int, place: NDArray[np.int64], decayed: Floats, age: Floats) -> Floats:
-    """λ_P at places of one day, `[n, q]`; `decayed[q, 5, n]` and `age[q, n]` as they stood there."""
-    before = days.counts[:, :day]
-    season = seasonal(before, days.bucket)[:, :, place]
-    ttn = np.zeros(season.shape[1:])
-    if blend.weights[_TTN] > 0:
-        ttn = next_use(expected(before, days.known[:, :day]), days.bucket).rate[:, place]
-    rate = np.empty(season.shape[1:])
-    for q in range(len(place)):
-        rate[:, q] = blend.rate(columns(decayed[q].T, season[:, :, q], ttn[:, q], age[q]))
+def _running(values: NDArray[np.generic]) -> Floats:
+    """Running sums over the buckets of all days, `[n, D * B + 1]`, from 0."""
+    flat = values.reshape(len(values), -1)
+    found = np.zeros((len(flat), flat.shape[1] + 1))
+    np.cumsum(flat, axis=1, out=found[:, 1:])
+    return found
+
+
+def _blended(days: Days, blend: Blend) -> Floats:
+    """λ_P at the start of every bucket, `[n, D * B]`; nothing of the first day."""
+    flat = days.counts.reshape(len(days.counts), -1)
+    rate = np.zeros(flat.shape)
+    for weight, half_life in zip(blend.weights, HALF_LIVES, strict=False):
+        if weight > 0:
+            rate[:, 1:] += weight * decayed(flat, days.bucket, half_life)[:, :-1]
+    place = np.arange(flat.shape[1])
+    latest = np.maximum.accumulate(np.where(flat > 0, place, -1), axis=1)[:, :-1]
+    age = np.where(latest < 0, np.inf, (place[1:] - latest - 0.5) * days.bucket)
+    rate[:, 1:] += blend.weights[_AGE] / (age + AGE)
+    models, length, buckets = days.counts.shape
+    shaped = rate.reshape(models, length, buckets)
+    shaped[:, 1:] += _seasons(days, blend)
+    if blend.weights[_TTN] >= LEAST_TTN * blend.weights.sum():
+        for day in range(1, length):
+            ttn = next_use(expected(days.counts[:, :day], days.known[:, :day]), days.bucket).rate
+            shaped[:, day] += blend.weights[_TTN] * ttn
     return rate
+
+
+def decayed(flat: Floats, bucket: float, half_life: float) -> Floats:
+    """Decayed rate at the end of each bucket, `[n, T]`, in requests per second."""
+    fade = 2.0 ** (-bucket / half_life)
+    library: Any = importlib.import_module("scipy.signal")
+    return np.asarray(library.lfilter([(1 - fade) / bucket], [1.0, -fade], flat, axis=1), np.float64)
+
+
+def _seasons(days: Days, blend: Blend) -> Floats:
+    """The seasonal part for every day but the first, `[n, D - 1, B]`, each from the days before.
+
+    The buckets after the same time of yesterday may be today's first: they are over by then.
+    """
+    models, length, buckets = days.counts.shape
+    total = _running(days.counts)
+    first = np.arange(length * buckets, dtype=np.int64)
+    low, high = np.maximum(first - BACK, 0), np.minimum(first + FORWARD + 1, length * buckets)
+    rate = ((total[:, high] - total[:, low]) / ((high - low) * days.bucket)).reshape(days.counts.shape)
+    week, yesterday, week_ago = blend.weights[_SEASON : _SEASON + 3]
+    summed = np.cumsum(rate, axis=1)
+    found = np.zeros((models, length - 1, buckets))
+    for day in range(1, length):
+        since = max(day - WEEK, 0)
+        before = summed[:, day - 1] - (summed[:, since - 1] if since else 0.0)
+        found[:, day - 1] = week * before / (day - since) + yesterday * rate[:, day - 1]
+        if day >= WEEK:
+            found[:, day - 1] += week_ago * rate[:, day - WEEK]
+    return found

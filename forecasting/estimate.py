@@ -5,6 +5,7 @@ Belongs here: vectors over all models, under 2 ms for 10,000 of them. Never: fit
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy as np
 from forecasting.fitted import BUCKET, DAY, MOST_RATE, USE_BUCKET, WORDS
 from forecasting.ladder import Confidence
 from forecasting.rates import AGE, COLUMNS, R_1H, R_6H
-from forecasting.sources import ENOUGH, Estimate, from_rates
+from forecasting.scenarios import ACTIVE, HORIZONS, IDLE, QUIET, SCENARIOS, WINDOW
+from forecasting.sources import ENOUGH, Estimate, from_chances, from_rates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +41,8 @@ def estimate(counts: Counts, fitted: Fitted | None, *, wall: float, monotonic: f
     Without a fit, with one over twelve hours old, and in mode `rate`: the 1-hour rate for both value rates, with
     little confidence. With one: λ_E is half the 6-hour rate and half that of the next use where seasons rule the
     fleet, else the 1-hour rate; λ_P is the pooled blend for models that passed the gate, else the 1-hour rate. Models
-    that were not fitted follow the fleet's prior. Only `allowed` models may be loaded ahead.
+    that were not fitted follow the fleet's prior. In mode `occurrence` all come from the chances that the fit worked
+    out, as long as they reach. Only `allowed` models may be loaded ahead.
     """
     rates = np.nan_to_num(counts.rates(monotonic), nan=0.0, posinf=MOST_RATE, neginf=0.0)
     rates = np.clip(rates, 0.0, MOST_RATE)
@@ -47,8 +50,11 @@ def estimate(counts: Counts, fitted: Fitted | None, *, wall: float, monotonic: f
         return _recent(rates)
     rows = fitted.rows(counts.keys)
     known = rows >= 0
-    safe = np.where(known, rows, 0)
-    return _blended(counts, fitted, rates, wall, known, safe) if len(fitted.keys) else _recent(rates)
+    if not known.any():
+        return _recent(rates)
+    age = np.maximum(wall - counts.last_seen(wall), 0.0)
+    now = _Now(rates, age, known, np.where(known, rows, 0), wall)
+    return (_by_chance(fitted, now) if mode == "occurrence" else None) or _blended(fitted, now)
 
 
 def allowed(counts: Counts, fitted: Fitted | None, *, wall: float) -> Bools:
@@ -81,21 +87,51 @@ def _wait(rate: Floats) -> Floats:
     return np.where(rate > 0, ENOUGH / np.maximum(rate, 1e-300), np.inf)
 
 
-def _blended(counts: Counts, fitted: Fitted, rates: Floats, wall: float, known: Bools, rows: Ints) -> Estimate:
-    elapsed = (wall - fitted.origin) % DAY
-    use_column = min(int(elapsed // USE_BUCKET), fitted.use.shape[1] - 1)
-    season_column = min(int(elapsed // BUCKET), fitted.season.shape[1] - 1)
-    # A model without a fit of its own: the fleet's curve.
-    slot = fitted.prior_rate(wall)
-    use = np.where(known, fitted.use[rows, use_column], _wait(np.array(slot)))
-    ttn = np.where(np.isfinite(use), ENOUGH / np.maximum(use, USE_BUCKET / 4), 0.0)
-    season = np.where(known, fitted.season[rows, season_column], 0.0)
-    age = np.maximum(wall - counts.last_seen(wall), 0.0)
-    learned = rates @ fitted.weights[: rates.shape[1]] + season
-    learned += fitted.weights[_TTN] * ttn + fitted.weights[_AGE] / (age + AGE)
-    skilled = known & fitted.skilled[rows] & fitted.skill
-    recent = rates[:, R_1H]
-    prefetch = np.minimum(np.where(skilled, learned, recent), MOST_RATE)
-    keep = 0.5 * rates[:, R_6H] + 0.5 * ttn if fitted.schedule else recent
-    trust = np.where(known, _TRUST[fitted.confidence[rows]], _GUESS)
-    return from_rates("blend", evict_rate=keep, prefetch_rate=prefetch, next_use=use, confidence=trust)
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """One look: live rates `[n, 5]`, seconds since the last request `[n]`, rows of the fit, and whose they are."""
+
+    rates: Floats
+    age: Floats
+    known: Bools
+    rows: Ints
+    wall: float
+
+
+def _blended(fitted: Fitted, now: _Now) -> Estimate:
+    elapsed = (now.wall - fitted.origin) % DAY
+    rows, known, weights = now.rows, now.known, fitted.weights
+    use = fitted.use[rows, min(int(elapsed // USE_BUCKET), fitted.use.shape[1] - 1)].astype(np.float64)
+    season = fitted.season[rows, min(int(elapsed // BUCKET), fitted.season.shape[1] - 1)].astype(np.float64)
+    if not known.all():
+        # A model without a fit of its own follows the fleet.
+        use[~known], season[~known] = _wait(np.array([fitted.prior_rate(now.wall)]))[0], 0.0
+    ttn = ENOUGH / np.maximum(use, USE_BUCKET / 4)
+    learned = now.rates @ weights[: now.rates.shape[1]] + season + weights[_TTN] * ttn + weights[_AGE] / (now.age + AGE)
+    recent = now.rates[:, R_1H]
+    prefetch = np.minimum(np.where(known & fitted.skilled[rows] & fitted.skill, learned, recent), MOST_RATE)
+    keep = 0.5 * now.rates[:, R_6H] + 0.5 * ttn if fitted.schedule else recent
+    return from_rates("blend", evict_rate=keep, prefetch_rate=prefetch, next_use=use, confidence=_trust(fitted, now))
+
+
+def _trust(fitted: Fitted, now: _Now) -> Floats:
+    return np.where(now.known, _TRUST[fitted.confidence[now.rows]], _GUESS)
+
+
+def _by_chance(fitted: Fitted, now: _Now) -> Estimate | None:
+    """Looked up in the tables of the fit; None without tables, or when they are over."""
+    table = fitted.tables.get("chances")
+    first = int(fitted.at // 300 // 2)  # the first window that the fit did not see
+    ahead = int(now.wall // WINDOW) - first
+    if table is None or not 0 <= ahead < table.shape[2] or table.shape[:2] != (len(HORIZONS), SCENARIOS):
+        return None
+    # Windows between the last request and the one under way; -1 and 0 mean active.
+    idle = int(now.wall // WINDOW) - np.floor((now.wall - now.age) / WINDOW) - 1
+    since = np.clip(np.rint(np.log2(np.maximum(idle, 1))), 0, len(IDLE) - 1)
+    case = np.where(idle > ahead - 1, QUIET, np.where(idle <= 0, ACTIVE, 2 + since)).astype(np.int64)
+    said = table[:, case, ahead, now.rows].astype(np.float64)
+    if not now.known.all():
+        rate = np.maximum(now.rates[:, R_1H], fitted.prior_rate(now.wall))
+        for place, horizon in enumerate(HORIZONS):
+            said[place] = np.where(now.known, said[place], -np.expm1(-rate * horizon.span * WINDOW))
+    return from_chances("occurrence", dict(zip(HORIZONS, said, strict=True)), WINDOW, _trust(fitted, now))

@@ -166,8 +166,9 @@ TABLES: Final[dict[str, Shape]] = {
     "coefficients": ("float64", ("h", 25), -1e3, 1e3),
     "chances": ("float16", ("h", "s", "k", "n"), 0.0, 1.0),
     "reliability": ("float64", ("c", 3), 0.0, 1e12),
-    "mix": ("float32", ("m", "w", "b"), 0.0, 1.0),
-    "mix_rows": ("int64", ("m",), 0, 1e9),
+    "ahead_rows": ("int64", ("m",), 0, 65_535),
+    "ahead": ("float32", ("m", 96), 0.0, MOST_SLOT),
+    "mix": ("float32", ("m", "f"), 0.0, 1.0),
 }
 """As `SHAPES`, for arrays that a round may lack."""
 

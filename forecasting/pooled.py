@@ -1,0 +1,123 @@
+"""Fitter side: what is learned from all models together: the blend's weights and the occurrence regressions.
+
+Both are fitted on a sample of models, so that a fleet of any size costs the same. Runs in the fitting worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from forecasting import training
+from forecasting.activity import Activity
+from forecasting.calibration import Reliability, judge, total
+from forecasting.cells import cells, fit_blend
+from forecasting.daily import by_day
+from forecasting.fitted import DAY, MOST_RATE, sound
+from forecasting.glm import binomial
+from forecasting.rates import COLUMNS
+from forecasting.scenarios import AHEAD, HORIZONS, SPANS, WINDOW, chances, replayed, window_slots, windows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import tzinfo
+
+    from numpy.typing import NDArray
+
+    from forecasting.activity import Horizon
+    from forecasting.occurrence import Occurrence
+    from forecasting.scenarios import Windows
+    from forecasting.snapshot import Snapshot
+    from forecasting.tiers import History
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+BLENDED: Final = 400
+"""Models that the blend is fitted on."""
+POOLED: Final = 1000
+"""Models that the occurrence regressions are fitted on, and `ROWS` windows of theirs."""
+ROWS: Final = 40_000
+JUDGED: Final = 400
+"""Models that judge the regressions."""
+LEAST_DAYS: Final = 3
+"""Days of windows before the judging one that a regression needs."""
+WEEK_DAYS: Final = 8
+
+
+def some_of(snapshot: Snapshot, rows: Ints) -> Snapshot:
+    """The same for some of its models."""
+    return replace(snapshot, keys=tuple(snapshot.keys[int(row)] for row in rows), rows=snapshot.rows[rows])
+
+
+def part_of(past: History, rows: slice | Ints) -> History:
+    """The same for some of its models, absurd counts cut."""
+    counts, _ = sound(past.counts[rows], MOST_RATE * past.bucket)
+    return replace(past, counts=counts, known=past.known[rows])
+
+
+def _drawn(snapshot: Snapshot, most: int, seed: int) -> History:
+    """5-minute counts of some models."""
+    rows = np.sort(np.random.default_rng(seed).permutation(len(snapshot.keys))[:most])
+    return part_of(some_of(snapshot, rows).history(300), slice(None))
+
+
+def blend_weights(snapshot: Snapshot, origin: float) -> Floats:
+    """Ten weights (`rates.COLUMNS`); zeros without two days of history, or when nothing can be fitted to it."""
+    days = by_day(_drawn(snapshot, BLENDED, 0), origin, snapshot.zone, WEEK_DAYS)
+    if days.counts.shape[1] < 2 or not days.counts.any():  # noqa: PLR2004  # one day to look back on
+        return np.zeros(len(COLUMNS))
+    try:
+        return sound(fit_blend(*cells(days.counts, days.bucket)).weights, MOST_RATE)[0]
+    except (ValueError, RuntimeError, np.linalg.LinAlgError):
+        return np.zeros(len(COLUMNS))
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Coefficients by horizon, and what their forecasts of the held-out day were worth."""
+
+    model: Occurrence
+    verdicts: Mapping[Horizon, Reliability]
+
+
+def learned_chances(snapshot: Snapshot) -> Learned | None:
+    """The regressions, from all days but the last, which judges them; None without four days or any request."""
+    past = windows(_drawn(snapshot, POOLED, 1))
+    day = round(DAY / WINDOW)
+    length = past.counts.shape[1] - day
+    if length < LEAST_DAYS * day or not past.counts.any():
+        return None
+    slots = past.phase(snapshot.zone)
+    before = training.Windows(past.counts[:, :length], past.known[:, :length], slots[:length], WINDOW)
+    try:
+        model = training.fit(training.sample(before, HORIZONS, since=day, rows=ROWS), binomial)
+    except (ValueError, RuntimeError, np.linalg.LinAlgError):
+        return None
+    return Learned(model, _judged(past, slots, model))
+
+
+def _judged(past: Windows, slots: Ints, model: Occurrence) -> dict[Horizon, Reliability]:
+    """Ask for some models before each third window of the last day."""
+    day, length = round(DAY / WINDOW), past.counts.shape[1]
+    rows = np.arange(min(len(past.counts), JUDGED), dtype=np.int64)
+    whole = training.Windows(past.counts[rows], past.known[rows], slots, WINDOW)
+    state = Activity(len(rows), WINDOW, SPANS)
+    parts: dict[Horizon, list[Reliability]] = {horizon: [] for horizon in model.known}
+    for now in range(length):
+        slot = int(slots[now])
+        if now >= length - day and now % 3 == 0:
+            for horizon, verdicts in parts.items():
+                usable, came = whole.answers(horizon, now, rows)
+                verdicts.append(judge(model.chance(state, horizon, slot)[usable], came > 0))
+        state.roll(slot, whole.counts[:, now], whole.known[:, now])
+    return {horizon: total(verdicts) for horizon, verdicts in parts.items()}
+
+
+def worked_out(week: History, zone: tzinfo, learned: Learned) -> NDArray[np.float16]:
+    """Chances of some models for what may happen after the fit, as `scenarios.chances`."""
+    past = windows(week)
+    after = window_slots(past.first + past.counts.shape[1], AHEAD, zone)
+    return chances(replayed(past, zone), learned.model, after)
