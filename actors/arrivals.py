@@ -170,6 +170,8 @@ class Arrivals:
             if wish.key in lost:
                 continue  # a job of the life before may still touch this model
             if books.wishes.loading >= books.settings.parallel:
+                if wish.urgent:
+                    self._make_way(now)
                 return
             impatient = wish.urgent and now - wish.since >= books.settings.fairness
             asking = Asking(
@@ -239,6 +241,7 @@ class Arrivals:
             impatient_at = wish.since + self._books.settings.fairness
             self._alarm.at(impatient_at if now < impatient_at else None)
             self._alarm.at(until)
+            self._make_way(now)
             return True
         if wish.trigger is Trigger.PREFETCH or reason == "unloading":
             self._alarm.at(until)
@@ -247,6 +250,14 @@ class Arrivals:
         self.refuse_all(wish, self._books.no_room(wish, 5.0), now)
         self.abandon(wish, now)
         return False
+
+    def _make_way(self, now: float) -> None:
+        """Someone waits: a load that was only foresight is undone, at its next chunk, and asked for again later."""
+        for wish in reversed(self._books.wishes.begun()):
+            if wish.trigger is Trigger.PREFETCH and not wish.given_up and not wish.lost:
+                self.refuse_all(wish, NotReady(f"{wish.key} made way for a request", retry_after=1.0), now)
+                self.abandon(wish, now)
+                return
 
     def _start(self, wish: Wish, need: int, now: float) -> None:
         books, load = self._books, wish.load
@@ -328,7 +339,7 @@ class Arrivals:
         for watcher in wish.watchers:
             row.pinned = row.pinned if watcher.pin is None else watcher.pin
             if watcher.hold_until is not None:
-                row.hold(watcher.hold_until, firm=watcher.firm)
+                row.hold(watcher.hold_until, firm=watcher.firm, now=now)
             watcher.reply.settle(None)
 
     def broke(self, load: str, exc: Exception) -> None:

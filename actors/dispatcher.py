@@ -185,13 +185,12 @@ class Dispatcher(Actor[Order]):
         self._refreshing.clear()
 
     def _broke(self, error: Exception) -> None:
-        for ask, reply in self._settled():
-            self._remember(ask)
-            reply.refuse(self._no(ask))
+        # Nobody can say now whether there is such a model: that is no 404, and nothing to remember.
+        cause = error if isinstance(error, ForeloadError) else FetchFailed("the catalogue could not be read")
+        for _, reply in self._settled():
+            reply.refuse(cause.again())
         for waiting in self._refreshing:
-            waiting.refuse(
-                error if isinstance(error, ForeloadError) else FetchFailed("the catalogue could not be read")
-            )
+            waiting.refuse(cause.again())
         self._refreshing.clear()
 
     def _settled(self) -> list[tuple[Resolve, Reply[Model]]]:

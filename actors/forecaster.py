@@ -166,6 +166,7 @@ class Forecaster(Actor[ForecastMessage]):
         self._looked = 0.0
         self._failures = 0
         self._withheld: dict[tuple[str, str], float] = {}
+        self._masked: set[tuple[float, float, str]] = set()
 
     # -- messages ------------------------------------------------------------------------------------
 
@@ -214,6 +215,9 @@ class Forecaster(Actor[ForecastMessage]):
         outlook, guess = self._estimate(now, wall)
         models = self._known()
         self._plan.look(models, wall)
+        for begin, end, key in self._plan.masks - self._masked:
+            self._counts.mask(begin, end, (key,))
+        self._masked = self._plan.masks
         self._tell(outlook.raised(self._plan.floors(wall)))
         self._keep_peaks(now, wall)
         if guess is not None:

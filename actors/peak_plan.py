@@ -12,7 +12,7 @@ from actors.residency.plan import ceiling
 from actors.residency.states import State
 from actors.tier_cache import TierCache
 from forecasting.outlook import Floor
-from forecasting.peaks import Agenda, agenda
+from forecasting.peaks import Agenda, agenda, masks
 from forecasting.planner import Job, schedule
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class PeakPlan:
         self._read_at = float("-inf")
         self._told: set[tuple[str, float]] = set()
         self.wanted: tuple[Wanted, ...] = ()
+        self.masks: set[tuple[float, float, str]] = set()
 
     def look(self, models: Sequence[Model], wall: float) -> None:
         """Read the agenda, unless that was done a moment ago for the same models."""
@@ -106,6 +107,12 @@ class PeakPlan:
             if self._peaks
             else Agenda()
         )
+        # A promotion is no weekly pattern: its windows are told to the counts, which learn nothing from them.
+        self.masks = {
+            (begin, end, key)
+            for key, spans in masks(self._peaks, wall, wall + self._horizon, tuple(known), self._labels()).items()
+            for begin, end in spans
+        }
         self._told = {at for at in self._told if at[1] >= wall - self._horizon}
 
     def forget(self) -> None:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from actors.residency.wishes import Wishes
     from actors.settings import Settings
 
+STOCK_RETRY = 1.0
+"""Seconds until a place that could not tell what it holds is asked again."""
+
 ADOPTION_POLL = 0.5
 """Seconds between looks at adopted residents that are not yet known to be idle."""
 
@@ -202,6 +205,7 @@ class TierCache(Actor[m.Command]):
                 self._inventoried(held)
             case m.InventoryFailed():
                 self._up = False
+                self._take_stock(STOCK_RETRY)
             case m.Loaded(load, report, below):
                 self._arrivals.loaded(load, report, below)
             case m.LoadBroke(load, error):
@@ -267,7 +271,7 @@ class TierCache(Actor[m.Command]):
         if row is not None:
             row.pinned = row.pinned if ask.pin is None else ask.pin
             if ask.hold_until is not None:
-                row.hold(ask.hold_until, firm=ask.firm)
+                row.hold(ask.hold_until, firm=ask.firm, now=now)
             self._alarm.at(self._departures.expire(row, now))
             return
         self._admit(model, now)

@@ -56,9 +56,9 @@ class Resident:
         """A declared window still wants it."""
         return now < self.held_until
 
-    def hold(self, until: float, *, firm: bool) -> None:
-        """Want it until then; the later of two windows counts."""
-        self.firm = firm or self.firm
+    def hold(self, until: float, *, firm: bool, now: float) -> None:
+        """Want it until then; the later of two windows counts, and the firmer while both last."""
+        self.firm = firm or (self.firm and self.held(now))
         self.held_until = max(self.held_until, until)
 
     def __repr__(self) -> str:

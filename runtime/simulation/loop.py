@@ -7,6 +7,7 @@ groups run on it unmodified; threads and sockets do not belong here.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import selectors
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,6 +62,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._clockwork.now
 
     def _run_once(self) -> None:
+        # A step of virtual time must not vanish in the rounding of a large clock, or nothing would ever be due.
+        self._clock_resolution = max(1e-9, 2 * math.ulp(self._clockwork.now))
         ready = self._ready  # type: ignore[attr-defined]
         if self._random is not None and len(ready) > 1:
             shuffled = list(ready)

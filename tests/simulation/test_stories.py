@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from actors.errors import (
     ForeloadError,
     NeverFits,
     NoEvictableSpace,
+    NotReady,
     OutOfMemory,
     Quarantined,
     StillLoading,
@@ -932,16 +934,22 @@ async def test_a_prefetch_that_was_taken_back_is_cancelled_down_to_the_disk() ->
 
 
 @virtual
-async def test_a_demand_goes_before_prefetches_that_wait() -> None:
-    """F54, I7: one load at a time, three prefetches queued, the demand is next."""
+async def test_a_demand_goes_before_prefetches_that_wait_or_run() -> None:
+    """F54, I7: one load at a time; the prefetch under way makes way, those in the queue stay behind."""
     async with rig(device=100, settings={"parallel": 1}) as r:
+
+        async def foresee(each: Model) -> None:
+            with suppress(NotReady):
+                await r.ensure(each, Trigger.PREFETCH)
+
         async with anyio.create_task_group() as tasks:
             for each in (A, B, C):
-                tasks.start_soon(r.ensure, each, Trigger.PREFETCH)
+                tasks.start_soon(foresee, each)
             await anyio.sleep(0.02)
             tasks.start_soon(r.use, D)
         order = [each.model for each in r.events if isinstance(each, f.LoadFinished) and each.device == "cpu:0"]
-        assert order[:2] == ["a@1", "d@1"]
+        assert order == ["d@1", "b@1", "c@1"]
+        assert r.story(f.LoadCancelled, key="a@1")
 
 
 @virtual
