@@ -91,7 +91,9 @@ def test_what_is_used_every_day_at_ten_is_there_at_ten() -> None:
     """The promise of learning: nobody declared anything, and the first request of the day is a hit."""
 
     async def main() -> None:
-        async with theatre((A, B, C), device=10, start=START, tick=60.0, fitting=Inline(), fraction=1.0) as t:
+        async with theatre(
+            (A, B, C), device=10, start=START, tick=60.0, refit=1e7, fitting=Inline(), fraction=1.0
+        ) as t:
             await learn(t, history(REGULAR))
             (fitted,) = t.told(e.ForecastFitted)
             assert fitted.skilled >= 1  # type: ignore[attr-defined]
@@ -107,7 +109,7 @@ def test_noise_earns_no_load() -> None:
 
     async def main() -> None:
         flat = {f"{name}@1": lambda _: 0.02 for name in "abcd"}
-        async with theatre((A, B, C, D), device=20, start=START, tick=60.0, fitting=Inline()) as t:
+        async with theatre((A, B, C, D), device=20, start=START, tick=60.0, refit=1e7, fitting=Inline()) as t:
             await learn(t, history(flat, seed=3))
             await anyio.sleep(2 * 3_600)
             assert t.told(e.ForecastFitted)
@@ -120,7 +122,9 @@ def test_the_control_group_is_left_alone_and_counted() -> None:
     """Savings are measured, not claimed: with everybody in the control group nothing is loaded ahead."""
 
     async def main() -> None:
-        async with theatre((A, B, C), device=10, start=START, tick=60.0, fitting=Inline(), control=0.999999) as t:
+        async with theatre(
+            (A, B, C), device=10, start=START, tick=60.0, refit=1e7, fitting=Inline(), control=0.999999
+        ) as t:
             await learn(t, history(REGULAR))
             await t.until("10:05", day=14)
             assert not t.told(e.LoadStarted)
@@ -136,7 +140,7 @@ def test_observing_learns_and_reports_and_loads_nothing() -> None:
 
     async def main() -> None:
         async with theatre(
-            (A, B, C), device=10, start=START, tick=60.0, fitting=Inline(), act=False, fraction=1.0
+            (A, B, C), device=10, start=START, tick=60.0, refit=1e7, fitting=Inline(), act=False, fraction=1.0
         ) as t:
             await learn(t, history(REGULAR))
             await t.until("10:05", day=14)
@@ -151,7 +155,7 @@ def test_a_server_without_learning_never_guesses() -> None:
 
     async def main() -> None:
         worker = Inline()
-        async with theatre((A, B, C), device=10, start=START, tick=60.0, fitting=worker, learned=False) as t:
+        async with theatre((A, B, C), device=10, start=START, tick=60.0, refit=1e7, fitting=worker, learned=False) as t:
             await learn(t, history(REGULAR))
             await t.until("10:05", day=14)
             assert worker.rounds == 0
@@ -166,7 +170,7 @@ def test_a_fitter_that_is_unwell_leaves_serving_untouched(how: str) -> None:
 
     async def main() -> None:
         fitting: Fitting = Unwell(how)
-        async with theatre((A, B), device=10, start=START, tick=60.0, fitting=fitting) as t:
+        async with theatre((A, B), device=10, start=START, tick=60.0, refit=1e7, fitting=fitting) as t:
             await learn(t, history(REGULAR))
             assert (await t.use(A)).result == "miss"
             assert (await t.use(A)).result == "hit"
@@ -184,7 +188,9 @@ def test_what_was_prefetched_is_accounted_for() -> None:
     """Used, or wasted: every prefetch ends in one word, and the day's report adds them up."""
 
     async def main() -> None:
-        async with theatre((A, B, C), device=10, start=START, tick=60.0, fitting=Inline(), fraction=1.0) as t:
+        async with theatre(
+            (A, B, C), device=10, start=START, tick=60.0, refit=1e7, fitting=Inline(), fraction=1.0
+        ) as t:
             await learn(t, history(REGULAR))
             await t.until("10:00", day=14)
             await t.use(A)
@@ -204,7 +210,7 @@ def test_a_past_that_is_too_short_teaches_nothing() -> None:
     """An hour of history: no skill is claimed."""
 
     async def main() -> None:
-        async with theatre((A, B), device=10, start=START, tick=60.0, fitting=Inline()) as t:
+        async with theatre((A, B), device=10, start=START, tick=60.0, refit=1e7, fitting=Inline()) as t:
             for _ in range(60):
                 await t.use(A)
                 await anyio.sleep(60)
