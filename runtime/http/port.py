@@ -77,12 +77,12 @@ class Backend(Protocol):
         json_length: int | None,
         *,
         request_id: str,
-        timeout: float | None,
+        timeout: float | None,  # noqa: ASYNC109 - the caller's own deadline, part of the protocol
         priority: int,
         traceparent: str,
         tracestate: str,
     ) -> Served:
-        """Run one inference. `timeout` in seconds is the caller's own deadline; cancel the call to give the place up."""
+        """Run one inference. `timeout` in seconds is the caller's own deadline; cancelling gives the place up."""
         ...
 
     def live(self) -> Verdict:

@@ -45,7 +45,7 @@ class _Clockwork(selectors.BaseSelector):
             self.now += timeout
         return []
 
-    def get_map(self) -> dict[int, selectors.SelectorKey]:
+    def get_map(self) -> Any:
         return self._keys
 
 
@@ -72,7 +72,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             ready.extend(shuffled)
         super()._run_once()  # type: ignore[misc]
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # noqa: ARG002 - asyncio's signature
+    def run_in_executor(self, *_: Any, **__: Any) -> Any:
         """Refuse: a thread would bring real time in."""
         raise RuntimeError("no threads under virtual time; use the Offload port")
 
