@@ -72,7 +72,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             ready.extend(shuffled)
         super()._run_once()  # type: ignore[misc]
 
-    def run_in_executor(self, *_: Any, **__: Any) -> Any:
+    def run_in_executor(self, *_: Any, **__: Any) -> Any:  # type: ignore[override]  # whatever it is given, it refuses
         """Refuse: a thread would bring real time in."""
         raise RuntimeError("no threads under virtual time; use the Offload port")
 
