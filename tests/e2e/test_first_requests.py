@@ -45,6 +45,7 @@ async def infer(server: Inside, model: str, body: bytes) -> httpx.Response:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 async def test_200_first_requests_for_a_cold_model_are_one_load(
     tmp_path: Path, demo_repository: Path, demo_cache: Path
 ) -> None:
@@ -90,6 +91,7 @@ async def test_load_calls_and_requests_at_once_are_one_load(
 
 
 @pytest.mark.real
+@pytest.mark.slow
 async def test_more_models_than_room_under_concurrency(tmp_path: Path, demo_repository: Path, demo_cache: Path) -> None:
     """R2, R24, I1, I3: 8 clients over 5 real models with room for about two: all answered, capacity and leases hold."""
     bodies = {name: zeros(name) for name in SMALL}

@@ -51,6 +51,7 @@ def grown(live: Live, rounds: int, each: int, turn: Callable[[int], None]) -> tu
     return slope(front), slope(worker)
 
 
+@pytest.mark.slow
 def test_a_demo_model_answers_as_plain_pytorch_before_and_after_swaps(
     tmp_path: Path, demo_repository: Path, demo_cache: Path
 ) -> None:
