@@ -101,7 +101,12 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
             for worker in workers.values():
                 await worker.release_host(fingerprint)
 
-        host_place = SpecifiedHost(HostStore(disk, find, offload, release, config.host.mlock), find, offload)
+        host_place = SpecifiedHost(
+            HostStore(disk, find, offload, release, config.host.mlock),
+            find,
+            offload,
+            json_depth=config.server.limits.json_depth,
+        )
 
         # Device workers. They start now and say when they answer; the actors do not wait for them.
         refs: dict[str, Ref[Command]] = {}

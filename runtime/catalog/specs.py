@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from actors.errors import NotReady
 from runtime.catalog.record import load_spec
 
@@ -43,10 +45,11 @@ class Shelf(Protocol):
 class SpecifiedHost:
     """A host tier that also answers `resolve(model)`; implements `actors.ports.Residence`."""
 
-    def __init__(self, host: Shelf, find: Callable[[Model], ModelRecord], offload: Offload) -> None:
+    def __init__(self, host: Shelf, find: Callable[[Model], ModelRecord], offload: Offload, *, json_depth: int) -> None:
         self._host = host
         self._find = find
         self._offload = offload
+        self._json_depth = json_depth
         self._specs: dict[ModelKey, LoadSpec] = {}
 
     def resolve(self, model: Model) -> LoadSpec:
@@ -60,7 +63,8 @@ class SpecifiedHost:
         """See `Residence.load`."""
         report = await self._host.load(model)
         try:
-            self._specs[model.key] = await self._offload(load_spec, self._find(model), self._host.path_of(model))
+            spec = await self._offload(load_spec, self._find(model), self._host.path_of(model))
+            self._specs[model.key] = msgspec.structs.replace(spec, json_depth=self._json_depth)
         except BaseException:
             await self._host.evict(model.key)
             raise

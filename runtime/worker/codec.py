@@ -70,6 +70,7 @@ class Codec:
         outputs: Sequence[TensorSpec],
         *,
         reject_nonfinite: bool = False,
+        json_depth: int = document.DEPTH_LIMIT,
     ) -> None:
         name, _, version = key.rpartition("@")
         self._names: dict[str, str] = {"model_name": name or version}
@@ -78,6 +79,7 @@ class Codec:
         self._inputs = {spec.name: spec for spec in inputs}
         self._outputs = {spec.name: spec for spec in outputs}
         self._reject_nonfinite = reject_nonfinite
+        self._json_depth = json_depth
         elements = {DATATYPES[spec.datatype].json for spec in inputs if spec.datatype in DATATYPES}
         self._reader = document.reader_of(elements.pop() if len(elements) == 1 else None)
 
@@ -97,7 +99,8 @@ class Codec:
             return self._decode_raw(view)
         if json_length is not None and not 0 < json_length <= len(view):
             raise BadRequest("Inference-Header-Content-Length is not within the body's length")
-        header = document.read(bytes(view if json_length is None else view[:json_length]), self._reader)
+        text = bytes(view if json_length is None else view[:json_length])
+        header = document.read(text, self._reader, depth=self._json_depth)
         tail = None if json_length is None else view[json_length:]
         inputs = self._decode_inputs(header, tail)
         return InferRequest(header.id, header.parameters, inputs, self._wanted(header))

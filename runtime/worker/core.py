@@ -152,7 +152,9 @@ class Core:
                 mount.warmed()
         steps.check()
         mount.engines[spec.key] = known
-        codec = Codec(spec.key, spec.inputs, spec.outputs, reject_nonfinite=spec.reject_nonfinite)
+        codec = Codec(
+            spec.key, spec.inputs, spec.outputs, reject_nonfinite=spec.reject_nonfinite, json_depth=spec.json_depth
+        )
         return Served(spec, engine, codec, mount.resident)
 
     def _admit(self, served: Served) -> None:

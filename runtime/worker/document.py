@@ -77,16 +77,17 @@ def reader_of(element: Any) -> Reader:
 _untyped = reader_of(None)
 
 
-def read(header: bytes, reader: Reader = _untyped) -> AnyRequest:
+def read(header: bytes, reader: Reader = _untyped, *, depth: int = DEPTH_LIMIT) -> AnyRequest:
     """Parse a header. Raises `BadRequest` naming the place for anything that is not a sound request.
 
     `reader` knows the JSON type that all `data` are expected to have: flat lists of it are parsed in this one pass.
+    `depth` is how many arrays and objects may be nested.
     """
-    guard_depth(header)
+    guard_depth(header, depth)
     try:
         request = _decoded(header, reader)
     except RecursionError:
-        raise BadRequest(f"the JSON is nested deeper than {DEPTH_LIMIT}") from None
+        raise BadRequest(f"the JSON is nested deeper than {depth}") from None
     except (msgspec.MsgspecError, ValueError, OverflowError) as fault:
         raise BadRequest(f"the JSON is not an inference request: {fault}") from None
     guard_duplicates(header, request)
@@ -109,14 +110,14 @@ def _deepest(header: bytes) -> int:
     return int(np.cumsum(np.where(opens[marks], 1, -1)).max(initial=0))
 
 
-def guard_depth(header: bytes) -> None:
+def guard_depth(header: bytes, limit: int = DEPTH_LIMIT) -> None:
     """Refuse a body nested deeper than the limit before any recursive parser sees it. Raises `BadRequest`."""
     # No more opening brackets than the limit: cannot be too deep. The common case ends here.
-    if not (_exceeds(header, b"[", DEPTH_LIMIT // 2) or _exceeds(header, b"{", DEPTH_LIMIT // 2)):
+    if not (_exceeds(header, b"[", limit // 2) or _exceeds(header, b"{", limit // 2)):
         return
     # Brackets inside strings don't nest; they are blanked only if they could matter.
-    if _deepest(header) > DEPTH_LIMIT and _deepest(_STRING.sub(b'""', header)) > DEPTH_LIMIT:
-        raise BadRequest(f"the JSON is nested deeper than {DEPTH_LIMIT}")
+    if _deepest(header) > limit and _deepest(_STRING.sub(b'""', header)) > limit:
+        raise BadRequest(f"the JSON is nested deeper than {limit}")
 
 
 def _outline(header: bytes) -> bytes:

@@ -59,6 +59,7 @@ class LoadSpec(msgspec.Struct, frozen=True):
     cast: bool = False
     reject_nonfinite: bool = False
     warm_up: bool = True
+    json_depth: int = 64
 
 
 class Call(msgspec.Struct, frozen=True):

@@ -446,3 +446,12 @@ def test_what_tritonclient_sends_and_reads_is_what_we_read_and_send(datatype: st
     back = http.InferenceServerClient.parse_response_body(answer, header_length=head)
     assert back.as_numpy("y").tolist() == array.tolist()
     assert back.get_response()["id"] == "r"
+
+
+def test_the_depth_limit_is_a_setting():
+    """`server.limits.json_depth`: what one server refuses, another reads."""
+    body = b'{"parameters":{},"inputs":[{"name":"x","datatype":"FP32","shape":[1,1,1],"data":[[[1.0]]]}]}'
+    spec = (TensorSpec("x", "FP32", (-1, -1, -1)),)
+    Codec("m@1", spec, (), json_depth=8).decode(body, None)
+    with pytest.raises(BadRequest, match="deeper than 4"):
+        Codec("m@1", spec, (), json_depth=4).decode(body, None)

@@ -1,0 +1,108 @@
+"""The host tier with specs: one per resident, made off the loop, gone with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from actors.errors import FetchFailed, NotReady
+from actors.ports import EvictReport, Held, LoadReport
+from actors.residency.model import Footprint, Model, ModelKey, Tier
+from runtime.catalog.describe import write_manifest
+from runtime.catalog.repository import Repository
+from runtime.catalog.specs import SpecifiedHost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from runtime.catalog.record import ModelRecord
+
+MANIFEST = {
+    "name": "tiny",
+    "version": "1",
+    "builder": {"kind": "python", "target": "some.module:factory"},
+    "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
+    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}],
+}
+
+
+class Shelf:
+    """A host tier that only remembers where weights lie."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.held: set[ModelKey] = set()
+
+    async def load(self, model: Model) -> LoadReport:
+        """See `Residence.load`."""
+        self.held.add(model.key)
+        return LoadReport(8, Tier.DISK)
+
+    async def evict(self, key: ModelKey) -> EvictReport:
+        """See `Residence.evict`."""
+        self.held.discard(key)
+        return EvictReport(8)
+
+    async def inventory(self) -> tuple[Held, ...]:
+        """See `Residence.inventory`."""
+        return ()
+
+    def path_of(self, _model: Model) -> Path:
+        """Where it lies."""
+        return self.path
+
+
+async def at_once(work: Callable[..., object], *args: object) -> object:
+    """An `Offload` that is a direct call."""
+    return work(*args)
+
+
+def shelf_of(folder: Path) -> tuple[Shelf, ModelRecord, Model]:
+    """A described model directory, its record and its value."""
+    directory = folder / "tiny"
+    directory.mkdir()
+    save_file({"weight": np.zeros((2, 2), np.float32)}, directory / "model.safetensors")
+    write_manifest(directory, MANIFEST)
+    repository = Repository((folder,))
+    repository.refresh()
+    record = repository.find("tiny")
+    model = Model("tiny", "1", record.fingerprint, Footprint(16, 16))
+    return Shelf(directory / "model.safetensors"), record, model
+
+
+async def test_a_resident_has_a_spec_with_the_servers_limits(tmp_path: Path) -> None:
+    """What the worker needs is there when the weights are, and says how deep a body may nest."""
+    shelf, record, model = shelf_of(tmp_path)
+    host = SpecifiedHost(shelf, lambda _: record, at_once, json_depth=7)  # type: ignore[arg-type]
+    with pytest.raises(NotReady):
+        host.resolve(model)
+    await host.load(model)
+    spec = host.resolve(model)
+    assert (spec.key, spec.json_depth, spec.weights) == ("tiny@1", 7, str(shelf.path))
+    await host.evict(model.key)
+    with pytest.raises(NotReady):
+        host.resolve(model)
+
+
+async def test_weights_whose_spec_cannot_be_made_leave_again(tmp_path: Path) -> None:
+    """Nothing stays on the host that no worker could use."""
+    shelf, record, model = shelf_of(tmp_path)
+    shelf.path = tmp_path / "gone"
+    host = SpecifiedHost(shelf, lambda _: record, at_once, json_depth=64)  # type: ignore[arg-type]
+    with pytest.raises(FetchFailed):
+        await host.load(model)
+    assert not shelf.held
+
+
+async def test_a_spec_of_other_weights_is_not_handed_out(tmp_path: Path) -> None:
+    """A new fingerprint under the same key has to come through a load of its own."""
+    shelf, record, model = shelf_of(tmp_path)
+    host = SpecifiedHost(shelf, lambda _: record, at_once, json_depth=64)  # type: ignore[arg-type]
+    await host.load(model)
+    newer = Model("tiny", "1", "another", model.footprint)
+    with pytest.raises(NotReady):
+        host.resolve(newer)
