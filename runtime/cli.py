@@ -335,6 +335,89 @@ def _moment(text: str | None) -> float:
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
+# -- learned forecasts -------------------------------------------------------------------------------
+
+forecast = typer.Typer(help="Look at what was learned.", no_args_is_help=True)
+app.add_typer(forecast, name="forecast")
+
+Plot = Annotated[Path | None, typer.Option(help="Draw it to this file, as out.png or out.svg.")]
+
+
+@forecast.command("explain", epilog=_EPILOG)
+def forecast_explain(
+    model: Model,
+    file: Annotated[Path, typer.Option("--config", envvar="FORELOAD_CONFIG", help="The configuration, a YAML file.")],
+    at: At = None,
+    plot: Plot = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Show what is expected of a model in the next 24 hours, and why: rates, chances, next use, weights, peaks."""
+    from runtime.commands.foresight import NotKnown, explain
+    from runtime.commands.show import as_json
+
+    now = _moment(at)
+    try:
+        said = explain(_configuration(file), model, now)
+    except ConfigError as error:
+        _end(error.message, SETUP)
+    except NotKnown as error:
+        _end(str(error), DECLINED)
+    if json:
+        print(as_json(said.rows))
+    else:
+        from runtime.commands.foresightshow import explanation
+
+        for line in explanation(said):
+            print(line)
+    if plot is not None:
+        from runtime.commands.foresightplot import draw_explanation
+
+        _drawn(lambda: draw_explanation(said, plot), plot)
+
+
+@app.command(epilog=_EPILOG)
+def backtest(
+    log: Annotated[Path, typer.Argument(help="Requests of the past: an access log, JSON lines, CSV; may be gzip.")],
+    tz: Annotated[str, typer.Option("--tz", help="Time zone of local weeks, and of times without one.")] = "UTC",
+    plot: Plot = None,
+    *,
+    json: Json = False,
+) -> None:
+    """Judge the forecasts on a log of past requests: what would have been told, and would loads ahead be allowed?"""
+    import time
+
+    from runtime.commands.foresight import NotKnown
+    from runtime.commands.foresight import backtest as judge
+    from runtime.commands.show import as_json
+
+    try:
+        found = judge(log, time.time(), tz)
+    except (NotKnown, ValueError) as error:
+        _end(str(error), SETUP)
+    if json:
+        print(as_json(found.rows))
+    else:
+        from runtime.commands.foresightshow import report
+
+        for line in report(found):
+            print(line)
+    if plot is not None:
+        from runtime.commands.foresightplot import draw_backtest
+
+        _drawn(lambda: draw_backtest(found, plot), plot)
+
+
+def _drawn(draw: Callable[[], None], path: Path) -> None:
+    from runtime.commands.peaksplot import PlotMissing
+
+    try:
+        draw()
+    except (PlotMissing, OSError, ValueError) as error:
+        _end(f"--plot: {_sentence(error)}", SETUP)
+    _tell(f"drawn: {path}")
+
+
 # -- clients of a running server ---------------------------------------------------------------------
 
 
