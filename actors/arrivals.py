@@ -262,7 +262,7 @@ class Arrivals:
     def _start(self, wish: Wish, need: int, now: float) -> None:
         books, load = self._books, wish.load
         row = books.ledger.reserve(wish.model, need, now=now, trigger=wish.trigger)
-        books.quarantine.trying(wish.model.fingerprint)
+        books.quarantine.trying(wish.model.artefact)
 
         async def bring() -> m.Command:
             return m.Loaded(load, *await self._below.bring(wish, self._residence))
@@ -296,7 +296,7 @@ class Arrivals:
             return
         row = books.ledger.commit(wish.key, report.resident, now=now)
         row.trigger = Trigger.PREFETCH if wish.anticipated and not wish.waiters else wish.trigger
-        books.quarantine.clear(wish.model.fingerprint)
+        books.quarantine.clear(wish.model.artefact)
         books.emit(
             facts.LoadFinished(
                 now,
@@ -359,10 +359,10 @@ class Arrivals:
             return
         if isinstance(error, Broken):
             error.retry_after = books.quarantine.failed(
-                wish.model.fingerprint, code=error.code, cause=error.message, now=now
+                wish.model.artefact, code=error.code, cause=error.message, now=now
             )
         else:
-            books.quarantine.gave_up(wish.model.fingerprint)
+            books.quarantine.gave_up(wish.model.artefact)
         self._tell_failed(wish, error, now)
         self.refuse_all(wish, error, now)
         self._spare(wish, now)
@@ -379,7 +379,7 @@ class Arrivals:
             return
         now = books.now()
         self._undo(wish, now)
-        books.quarantine.gave_up(wish.model.fingerprint)
+        books.quarantine.gave_up(wish.model.artefact)
         books.wishes.end(wish)
         self._tell_cancelled(wish, now)
 
@@ -397,7 +397,7 @@ class Arrivals:
         victim = next(iter(books.disposable(now)), None)
         if victim is None:
             return False
-        books.quarantine.gave_up(wish.model.fingerprint)
+        books.quarantine.gave_up(wish.model.artefact)
         self._tell_failed(wish, error, now)
         wish.retried = True
         books.wishes.requeue(wish, books.name(""))
@@ -437,13 +437,11 @@ class Arrivals:
             wish.lost = True
             self._undo(wish, now)
             if wish.given_up:
-                books.quarantine.gave_up(wish.model.fingerprint)
+                books.quarantine.gave_up(wish.model.artefact)
                 self._tell_cancelled(wish, now)
                 continue
             died = WorkerDied(f"the worker of {books.where} ended: {cause}", model=wish.model.name)
-            died.retry_after = books.quarantine.failed(
-                wish.model.fingerprint, code=died.code, cause=died.message, now=now
-            )
+            died.retry_after = books.quarantine.failed(wish.model.artefact, code=died.code, cause=died.message, now=now)
             self._tell_failed(wish, died, now)
             self.refuse_all(wish, died, now)
             books.wishes.give_up(wish)

@@ -146,7 +146,7 @@ class TierCache(Actor[m.Command]):
 
     def trouble(self, model: Model) -> tuple[str, str] | None:
         """Code and cause of why a load of this model would be refused now; None if it would be tried."""
-        verdict = self._books.quarantine.verdict(model.fingerprint, self._now())
+        verdict = self._books.quarantine.verdict(model.artefact, self._now())
         if verdict is not None:
             return verdict.code, verdict.cause
         if not self._books.fits(model):
@@ -155,7 +155,7 @@ class TierCache(Actor[m.Command]):
 
     def last_failure(self, model: Model) -> tuple[str, str] | None:
         """Code and cause of the last failed load, until a load succeeds."""
-        return self._books.quarantine.last(model.fingerprint)
+        return self._books.quarantine.last(model.artefact)
 
     # -- messages ------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class TierCache(Actor[m.Command]):
         if self._draining:
             raise self._stopping(model)
         if ask.trigger is Trigger.ADMIN:
-            self._books.quarantine.clear(model.fingerprint)
+            self._books.quarantine.clear(model.artefact)
         row = self._resident(model)
         if row is not None:
             return m.Grant(self._grant(row, ask.ticket, ask.request, now), self.tier)
@@ -258,7 +258,7 @@ class TierCache(Actor[m.Command]):
         now = self._now()
         model = ask.model
         if ask.trigger is Trigger.ADMIN:
-            self._books.quarantine.clear(model.fingerprint)
+            self._books.quarantine.clear(model.artefact)
             draining = self.ledger.get(model.key)
             if (
                 draining is not None
@@ -302,7 +302,7 @@ class TierCache(Actor[m.Command]):
             raise self._stopping(model)
         if not self._books.fits(model):
             raise self._books.never(model)
-        verdict = self._books.quarantine.verdict(model.fingerprint, now)
+        verdict = self._books.quarantine.verdict(model.artefact, now)
         if verdict is not None and self.wishes.of(model.key) is None:
             raise Quarantined(
                 f"{model.key} failed to load and is left alone for a while: {verdict.cause}",

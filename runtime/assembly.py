@@ -15,6 +15,7 @@ import structlog
 from actors.clock import LoopClock
 from actors.device_cache import DeviceCache
 from actors.dispatcher import Dispatcher, Refresh
+from actors.errors import CorruptWeights, ForeloadError, NotReady, UnknownModel
 from actors.events import ActorRestarted, RequestFinished, WorkerLost, WorkerStarted
 from actors.host_cache import HostCache
 from actors.messages import Lost, Rehold, Restored, Sampled
@@ -22,7 +23,7 @@ from actors.residency.model import Footprint, Rules
 from actors.settings import Settings
 from actors.supervisor import Supervisor
 from actors.warm_list import WarmEntry, WarmList
-from runtime.catalog.repository import Repository, Source
+from runtime.catalog.repository import Repository, Source, State
 from runtime.catalog.served import Exceptions, ServedModels
 from runtime.catalog.specs import SpecifiedHost
 from runtime.foreseeing import start_forecaster
@@ -197,6 +198,10 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
         views.read_from(readout.reading)
         if config.telemetry.access_log:
             emit.subscribe("access", {RequestFinished: _access})
+        rounds = await stack.enter_async_context(anyio.create_task_group())
+        # On the way out, before the actors: whatever they still load or run is only undone when its worker has ended.
+        stack.push_async_callback(_end, workers.values())
+        stack.callback(rounds.cancel_scope.cancel)
         inference = Inference(
             dispatcher,
             workers,
@@ -204,6 +209,8 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
             emit=emit,
             spans=views.spans,
             tally=views.tally,
+            tasks=rounds,
+            explain=_explaining(repository),
             soft_wait=config.server.wait.soft,
             default_deadline=config.server.wait.default_deadline,
         )
@@ -228,19 +235,13 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
             trusted_hosts=config.server.trusted_hosts,
             keys=tuple(Key(each.name, each.hash, each.scopes) for each in config.server.keys),
         )
-        async with anyio.create_task_group() as rounds:
-            rounds.start_soon(vitals.watch)
-            for name, worker in workers.items():
-                if isinstance(worker, ProcessWorker):
-                    rounds.start_soon(vitals.probe, name)
-            rounds.start_soon(_sample_memory, memory, config.host.pressure.interval, (host, *devices))
-            rounds.start_soon(_poll, lambda: dispatcher.tell(Refresh()), CATALOG_POLL)
-            try:
-                yield Assembly(app, backend, devices, host, workers, views, clock)
-            finally:
-                rounds.cancel_scope.cancel()
-                # Before the actors: a load of theirs that is cancelled waits until its worker has undone it.
-                await _end(workers.values())
+        rounds.start_soon(vitals.watch)
+        for name, worker in workers.items():
+            if isinstance(worker, ProcessWorker):
+                rounds.start_soon(vitals.probe, name)
+        rounds.start_soon(_sample_memory, memory, config.host.pressure.interval, (host, *devices))
+        rounds.start_soon(_poll, lambda: dispatcher.tell(Refresh()), CATALOG_POLL)
+        yield Assembly(app, backend, devices, host, workers, views, clock)
 
 
 async def _end(workers: Iterable[ProcessWorker | ThreadWorker]) -> None:
@@ -380,6 +381,22 @@ def _exceptions(config: Config) -> dict[tuple[str, str], Exceptions]:
         )
         for each in config.models
     }
+
+
+def _explaining(repository: Repository) -> Callable[[str, str | None, UnknownModel], ForeloadError]:
+    """A model that is there but not complete, or was refused, is not unknown."""
+
+    def explain(name: str, version: str | None, error: UnknownModel) -> ForeloadError:
+        for shelf in repository.listing():
+            named, _, numbered = shelf.label.partition("@")
+            if shelf.record is None and named == name and version in {None, numbered}:
+                if shelf.state is State.PENDING:
+                    return NotReady(f"model '{name}' is not complete yet: {shelf.reason}", model=name, retry_after=2.0)
+                if shelf.state is State.REJECTED:
+                    return CorruptWeights(f"model '{name}' was refused: {shelf.reason}", model=name, retry_after=10.0)
+        return error
+
+    return explain
 
 
 def _labels(repository: Repository) -> Callable[[], Labels]:

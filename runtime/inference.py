@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import anyio
 
 from actors.dispatcher import Dispatcher, Resolve
-from actors.errors import DeadlineExceeded, ForeloadError, NotReady
+from actors.errors import DeadlineExceeded, ForeloadError, NotReady, UnknownModel
 from actors.events import RequestArrived, RequestFinished
 from actors.lease import Lease
 from actors.messages import Acquire, new_ticket
@@ -19,21 +21,30 @@ from runtime.http.port import Served
 from runtime.workers.port import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from anyio.abc import TaskGroup
 
     from actors.actor import Ref
     from actors.clock import Clock
     from actors.dispatcher import Order
-    from actors.messages import Grant
+    from actors.messages import Command, Grant
     from actors.ports import Emit
     from actors.residency.model import Model
     from runtime.telemetry.spans import Spans
     from runtime.telemetry.tally import Tally
     from runtime.workers.port import Answer, DeviceWorker
 
+MOMENT: Final = 0.02
+"""Seconds for which the owner of a wait is left to end it itself: it knows what was waited for."""
+
 
 class Inference:
-    """`soft_wait` seconds is how long a request waits for a cold model; `default_deadline` is for those without one."""
+    """`soft_wait` seconds is how long a request waits for a cold model; `default_deadline` is for those without one.
+
+    `tasks` holds forwards whose callers were told that their deadline had passed; `explain` knows better than "unknown"
+    of models that are there but not complete.
+    """
 
     def __init__(
         self,
@@ -44,6 +55,8 @@ class Inference:
         emit: Emit,
         spans: Spans,
         tally: Tally,
+        tasks: TaskGroup,
+        explain: Callable[[str, str | None, UnknownModel], ForeloadError],
         soft_wait: float,
         default_deadline: float | None = None,
     ) -> None:
@@ -53,6 +66,8 @@ class Inference:
         self._emit = emit
         self._spans = spans
         self._tally = tally
+        self._tasks = tasks
+        self._explain = explain
         self._soft_wait = soft_wait
         self._default_deadline = default_deadline
         self._open: set[str] = set()
@@ -62,7 +77,12 @@ class Inference:
         """The model of a name, after a look at the catalogue if need be. Raises `UnknownModel`."""
         owner = self._dispatcher.owner
         model = owner.find(name, version) if isinstance(owner, Dispatcher) else None
-        return model if model is not None else await self._dispatcher.ask(Resolve(name, version))
+        if model is not None:
+            return model
+        try:
+            return await self._dispatcher.ask(Resolve(name, version))
+        except UnknownModel as error:
+            raise self._explain(name, version, error) from None
 
     async def run(
         self,
@@ -111,16 +131,39 @@ class Inference:
             raise NotReady("the dispatcher is restarting", retry_after=1.0)
         cache = owner.place(ask.model)
         worker = self._workers[cache.name]
+        if ask.deadline is not None:
+            return await self._timed(cache, worker, ask, call)
         async with Lease(cache, ask) as grant:
-            if ask.deadline is None:
-                return grant, await worker.infer(call)
-            try:
-                async with asyncio.timeout_at(ask.deadline):
-                    return grant, await worker.infer(call)
-            except TimeoutError:
-                raise DeadlineExceeded(
-                    f"the request's own deadline passed while {ask.model.key} was running", model=ask.model.name
-                ) from None
+            return grant, await worker.infer(call)
+
+    async def _timed(self, cache: Ref[Command], worker: DeviceWorker, ask: Acquire, call: Call) -> tuple[Grant, Answer]:
+        """The same with a deadline: the caller is told in time, while the lease stays with the forward under way."""
+        assert ask.deadline is not None
+        done: asyncio.Future[tuple[Grant, Answer]] = asyncio.get_running_loop().create_future()
+        work = anyio.CancelScope()
+
+        async def run() -> None:
+            with work:
+                try:
+                    async with Lease(cache, ask) as grant:
+                        found = grant, await worker.infer(call)
+                except Exception as error:  # noqa: BLE001 - it is the caller's to raise
+                    if not done.done():
+                        done.set_exception(error)
+                else:
+                    if not done.done():
+                        done.set_result(found)
+
+        self._tasks.start_soon(run)
+        try:
+            async with asyncio.timeout_at(ask.deadline + MOMENT):
+                return await done
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the request's own deadline passed while {ask.model.key} was running", model=ask.model.name
+            ) from None
+        finally:
+            work.cancel()
 
     def _finish(
         self, request: str, model: Model, outcome: str, *, arrived: float, grant: Grant | None, answer: Answer | None

@@ -87,8 +87,12 @@ class Model:
     key: ModelKey = field(init=False, compare=False)
     """`name@version`; spelled once, because the hit path asks for it several times per request."""
 
+    artefact: str = field(init=False, compare=False, repr=False)
+    """Key and fingerprint: what a failure is remembered by, so that no honest twin suffers for a spoiled copy."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", key_of(self.name, self.version))
+        object.__setattr__(self, "artefact", f"{self.key} {self.fingerprint}")
 
     def __repr__(self) -> str:
         return f"<Model {self.key} {self.fingerprint[:8]} {self.footprint.device} B>"

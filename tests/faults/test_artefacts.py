@@ -320,7 +320,6 @@ def test_the_right_bytes_put_back_are_served_after_the_back_off(live: Live, mode
     live.until(lambda: live.infer("healed").status == 200, "served", 10)
 
 
-@pytest.mark.xfail(strict=True, reason="the back-off is kept by fingerprint, which both share")
 def test_a_spoiled_copy_does_not_take_its_good_twin_along(live: Live, models: Path) -> None:
     """F16: two directories promise the same bytes and one of them lies; the honest one is served."""
     shelf.put(models, "honest", seed=55)

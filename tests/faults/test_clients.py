@@ -103,7 +103,6 @@ def test_a_client_that_leaves_during_inference_gives_its_lease_back(live: Live) 
     assert live.infer("busy").status == 200
 
 
-@pytest.mark.xfail(strict=True, reason="cancelling a call waits until its forward has ended")
 def test_the_callers_deadline_is_kept_during_a_forward_too(live: Live) -> None:
     """Protocol section 5: 504 when the caller's own deadline passes, not when the forward is done with."""
     assert live.infer("busy").status == 200
