@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 
 from tests.e2e import shelf
 from tests.e2e.live import answer, serving
@@ -51,6 +52,7 @@ def residents_at(live: Live, instant: float) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_declared_peak_is_resident_at_start_minus_lead_and_its_first_request_is_a_hit(tmp_path: Path) -> None:
     """Each model of the window is loaded by `lead` before the start, within one look, and not as early as possible.
 
@@ -80,6 +82,7 @@ def test_a_declared_peak_is_resident_at_start_minus_lead_and_its_first_request_i
         assert "foreload-cold-start" in live.infer("other").headers, "nobody declared that one"
 
 
+@pytest.mark.slow
 def test_a_plan_that_only_observes_loads_nothing_and_says_so(tmp_path: Path) -> None:
     """`mode: observe`: at the start nothing is resident, the first request is cold, the state shows what was due."""
     shelf.put(tmp_path / "models", "quick")
