@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from runtime.commands.peaks import lint
 from tests.e2e import shelf
-from tests.e2e.live import answer, serving
+from tests.e2e.live import ROOT, answer, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,6 +82,17 @@ def test_a_declared_peak_is_resident_at_start_minus_lead_and_its_first_request_i
         assert {each["model"] for each in windows} == {"quick@1", "slow@1"}
         assert {(each["start"], each["ready_by"], each["trouble"]) for each in windows} == {(start, start - LEAD, "")}
         assert "foreload-cold-start" in live.infer("other").headers, "nobody declared that one"
+
+
+def test_the_readmes_example_passes_the_lint(tmp_path: Path) -> None:
+    """What is copied from the README is accepted, and every entry names a model and fires again."""
+    example = re.search(r"^```yml\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert example
+    shelf.put(tmp_path / "models", "sentences")
+    file = tmp_path / "foreload.yaml"
+    file.write_text(example[1], encoding="utf-8")
+    remarks = lint(file, {}, datetime(2026, 12, 1, tzinfo=UTC).timestamp())
+    assert {row["level"] for row in remarks} == {"note"}, remarks
 
 
 @pytest.mark.slow
