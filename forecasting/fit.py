@@ -37,13 +37,18 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-CHUNK: Final = 1000
-READ: Final = 4000
-"""Models whose histories are in memory at once: 200 MB."""
 FEATURES: Final = len(FEATURE_NAMES)
 SEASONAL: Final = tuple(COLUMNS.index(name) for name in ("s_week", "s_yesterday", "s_week_ago", "ttn"))
 BY_SEASON: Final = 0.5
 """Share of the blend's weight on seasons from which on seasons say what to keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Models that are fitted at once, and models whose histories are in memory at once (4,000: 200 MB)."""
+
+    chunk: int = 1000
+    read: int = 4000
 
 
 def fit(
@@ -53,6 +58,7 @@ def fit(
     deadline: float,
     top: int = 50,
     specialists: bool = True,
+    sizes: Sizes | None = None,
     clock: Callable[[], float] = time.monotonic,
     cpu: Callable[[], float] = time.process_time,
 ) -> Fitted:
@@ -67,7 +73,7 @@ def fit(
         found.weights = budget.run("blend", partial(blend_weights, snapshot, found.origin))
     if budget.left():
         found.learned = budget.run("occurrence", partial(learned_chances, snapshot))
-    for part in _parts(snapshot, budget):
+    for part in _parts(snapshot, sizes or Sizes(), budget):
         found.chunks.append(budget.run("models", partial(one_by_one, part, found.weights, found.origin)))
         if found.learned is not None and budget.left():
             found.tables.append(budget.run("chances", partial(worked_out, part.week, part.zone, found.learned)))
@@ -76,7 +82,7 @@ def fit(
     return _assembled(found, budget)
 
 
-def _parts(snapshot: Snapshot, budget: Budget) -> Iterator[Part]:
+def _parts(snapshot: Snapshot, sizes: Sizes, budget: Budget) -> Iterator[Part]:
     """Chunks of models with their histories, as long as there is time. Histories are read for several chunks at once.
 
     Reading costs the same for any number of models, as rows hold all of them.
@@ -85,17 +91,17 @@ def _parts(snapshot: Snapshot, budget: Budget) -> Iterator[Part]:
         return
     sums, exposure = budget.run("read", snapshot.sums)
     models = len(snapshot.keys)
-    for first in range(0, models, READ):
+    for first in range(0, models, sizes.read):
         if not budget.left():
             return
-        group = slice(first, min(first + READ, models))
+        group = slice(first, min(first + sizes.read, models))
         some = some_of(snapshot, np.arange(group.start, group.stop, dtype=np.int64))
         week, month = budget.run("read", partial(some.history, 300)), budget.run("read", partial(some.history, 900))
-        for start in range(0, len(some.keys), CHUNK):
+        for start in range(0, len(some.keys), sizes.chunk):
             if not budget.left():
                 return
-            rows = slice(start, start + CHUNK)
-            whole = slice(first + start, min(first + start + CHUNK, group.stop))
+            rows = slice(start, start + sizes.chunk)
+            whole = slice(first + start, min(first + start + sizes.chunk, group.stop))
             yield Part(
                 part_of(week, rows),
                 part_of(month, rows),
@@ -163,11 +169,17 @@ def _further(found: _Found, count: int) -> tuple[dict[str, NDArray[Any]], dict[s
         for horizon, each in verdicts.items():
             numbers |= _numbers(each, f"occurrence_{horizon.lead}_{horizon.span}_")
         verdict = verdicts.get(HORIZONS[0], verdict)
-        if found.tables and sum(each.shape[3] for each in found.tables) == count and set(HORIZONS) <= set(known):
+        whole = bool(found.tables) and sum(each.shape[3] for each in found.tables) == count
+        if whole and all(_proved(verdicts.get(horizon)) for horizon in HORIZONS):
             tables["chances"] = np.concatenate(found.tables, axis=3)
     if verdict.n:
         tables["reliability"] = np.stack([verdict.count, verdict.stated, verdict.true], axis=1)
     return tables, numbers
+
+
+def _proved(verdict: Reliability | None) -> bool:
+    """Chances that told the held-out day worse than its own frequency are better not looked up."""
+    return verdict is not None and verdict.n > 0 and verdict.brier <= verdict.climatology
 
 
 def _numbers(verdict: Reliability, prefix: str) -> dict[str, float]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Single = NDArray[np.float32]
 
-MOST_RATE: Final = 1e6
+MOST_RATE: Final = 1e5
 """Requests per second of one model beyond which a number is absurd."""
 MOST_SLOT: Final = MOST_RATE * 900
 MOST_USE: Final = 3.7e6

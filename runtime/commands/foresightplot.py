@@ -63,16 +63,12 @@ def _curve(axes: Axes, said: Explanation) -> None:
     when = library_.date2num([datetime.fromtimestamp(at, said.zone) for at in said.times])
     step = when[1] - when[0]
     edges = np.append(when, when[-1] + step)
+    named: set[str] = set()
     for start, end, cause in said.windows:
         first, last = (library_.date2num(datetime.fromtimestamp(at, said.zone)) for at in (start, end))
-        axes.axvspan(
-            max(first, edges[0]),
-            min(last, edges[-1]),
-            color=_GREEN,
-            alpha=0.16,
-            linewidth=0,
-            label=f"scheduled: {cause}",
-        )
+        label = "" if cause in named else f"scheduled: {cause}"
+        named.add(cause)
+        axes.axvspan(max(first, edges[0]), min(last, edges[-1]), color=_GREEN, alpha=0.16, linewidth=0, label=label)
     axes.stairs(said.high, edges, baseline=said.low, fill=True, color=_BLUE, alpha=0.2, label="80 % of days")
     axes.stairs(said.past, edges, baseline=None, color=_GREY, linewidth=1.0, label="the day before")
     axes.stairs(said.expected, edges, baseline=None, color=_BLUE, linewidth=2.0, label="expected")
@@ -85,7 +81,7 @@ def _curve(axes: Axes, said: Explanation) -> None:
     axes.xaxis.set_major_locator(library_.HourLocator(byhour=range(0, 24, 3), tz=said.zone))
     axes.xaxis.set_major_formatter(library_.DateFormatter("%H:%M", tz=said.zone))
     _plain(axes)
-    axes.legend(loc="upper left", frameon=False, fontsize=9, ncols=2)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), frameon=False, fontsize=9, ncols=5)
 
 
 def _chances(axes: Axes, said: Explanation) -> None:

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from forecasting.calendar import WEEK, zone_of
+from forecasting.calendar import zone_of
 from forecasting.snapshot import Mask, Snapshot
 from forecasting.tiers import GAP, Row, Tiers
 from forecasting.week import QUARTER_MINUTES, Week
@@ -93,14 +93,8 @@ def packed(snapshot: Snapshot) -> dict[str, NDArray[Any]]:
 def unpacked(arrays: Mapping[str, NDArray[Any]]) -> Snapshot:
     """The snapshot that `packed` was given, as far as a fit looks at it."""
     words = json.loads(arrays["words"].tobytes())
-    quarter = words["end"] // QUARTER_MINUTES
-    passed = arrays["passed"]
-    week = Week(
-        sums=[np.ascontiguousarray(arrays["sums"][:, slot]) for slot in range(WEEK)],
-        exposure=[np.ascontiguousarray(arrays["exposure"][:, slot]) for slot in range(WEEK)],
-        # The sums came as they stand at this quarter.
-        at=np.where(passed, quarter, -1),
-    )
+    # The sums came as they stand at this quarter.
+    week = Week.standing(arrays["sums"], arrays["exposure"], arrays["passed"], words["end"] // QUARTER_MINUTES)
     tiers = Tiers(
         end=words["end"],
         fives=deque(_unstacked(arrays["fives"], arrays["fives_known"])),
@@ -127,7 +121,8 @@ def unpacked(arrays: Mapping[str, NDArray[Any]]) -> Snapshot:
 def _stacked(rows: Sequence[Row] | deque[Row], size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     codes = np.zeros((len(rows), size), np.uint8)
     for place, row in enumerate(rows):
-        codes[place, : row.codes.size] = row.codes[:size]
+        found = row.codes  # may have to be decompressed
+        codes[place, : found.size] = found[:size]
     return codes, np.array([row.known for row in rows], np.int64)
 
 
