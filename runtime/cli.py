@@ -101,7 +101,8 @@ def check(file: File, *, json: Json = False) -> None:
     from runtime.commands.show import as_json
 
     try:
-        findings = _findings(_configuration(file))
+        config = _configuration(file)
+        findings = [*_findings(config), *_peak_findings(config)]
     except ConfigError as error:
         if not json:
             _end(error.message, SETUP)
@@ -499,6 +500,15 @@ def _findings(config: Config) -> list[Finding]:
     from runtime.config.lint import lint
 
     return lint(config, machine=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _peak_findings(config: Config) -> list[Finding]:
+    """Look at scheduled peaks as of now; whoever has none pays for no calendar."""
+    if not config.preload.peaks:
+        return []
+    from runtime.commands.peaks import findings, machine_memory
+
+    return findings(config, _moment(None), machine_memory())
 
 
 def _ask(url: str, timeout: float, question: Callable[[Server], Any]) -> Any:

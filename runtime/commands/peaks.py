@@ -14,6 +14,7 @@ from forecasting.calendar import zone_of
 from forecasting.peaks import Agenda, agenda
 from runtime.catalog.repository import Repository, Source
 from runtime.config.document import Document, dotted, read_file
+from runtime.config.lint import Finding, Level
 from runtime.config.load import load
 from runtime.config.preload_lint import Known, Remark, inspect, labels_of
 from runtime.config.preload_peaks import peaks_of
@@ -82,6 +83,18 @@ def lint(file: Path, environ: Mapping[str, str], now: float, machine: int | None
     remarks = inspect(config.preload, now=now, known=known_models(config), room=room_of(config, machine))
     remarks.sort(key=lambda each: (document.line(each.fault.path), dotted(each.fault.path)))
     return [_row(each, document) for each in remarks]
+
+
+def findings(config: Config, now: float, machine: int | None = None) -> list[Finding]:
+    """Say the same as advice about a whole configuration: nothing here keeps a server from starting."""
+    remarks = inspect(config.preload, now=now, known=known_models(config), room=room_of(config, machine))
+    return [_finding(each) for each in remarks]
+
+
+def _finding(remark: Remark) -> Finding:
+    fault = remark.fault
+    level = Level.NOTE if remark.level == "note" else Level.WARNING
+    return Finding(level, dotted(fault.path), f"{fault.what} ({fault.hint})" if fault.hint else fault.what)
 
 
 def _row(remark: Remark, document: Document) -> dict[str, str]:

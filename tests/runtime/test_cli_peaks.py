@@ -53,6 +53,22 @@ def answer(capsys: pytest.CaptureFixture[str]) -> Any:
 # -- lint --------------------------------------------------------------------------------------------
 
 
+def test_check_tells_of_peaks_as_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the lint calls an error is a warning of `foreload check`: the server would start with it."""
+    past = "{name: past, models: [gone], when: {once: 2020-01-01T00:00Z}, duration: 1h}"
+    path = tmp_path / "c.yaml"
+    path.write_text(f"repository: [.]\nwarm: []\npreload: {{peaks: [{past}]}}\n", encoding="utf-8")
+    assert main(["check", str(path)]) == OK
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(" (")[0] for line in said] == [
+        "warning: preload.peaks.0.models.0: no model gone is served",
+        "warning: preload.peaks.0.when.once: is in the past",
+        f"{path}: ok",
+    ]
+    assert main(["check", str(path), "--json"]) == OK
+    assert {row["level"] for row in answer(capsys)["findings"]} == {"warning"}
+
+
 def test_lint_passes_a_sound_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 0 and one line; JSON says the same."""
     assert main(["peaks", "lint", str(file), *AT]) == OK
