@@ -25,13 +25,13 @@ LONG = 1e6
 
 @pytest.fixture(scope="module")
 def periodic() -> Fitted:
-    """8 models with a daily peak, 10 days."""
-    return fit(counted(daily(8, 10)).snapshot(), now=WALL, deadline=LONG, top=0)
+    """24 models with a daily peak, 10 days."""
+    return fit(counted(daily(24, 10)).snapshot(), now=WALL, deadline=LONG, top=0)
 
 
 def fresh() -> Counts:
     """The counts that `periodic` was fitted on."""
-    return counted(daily(8, 10))
+    return counted(daily(24, 10))
 
 
 def peak_of(fitted: Fitted, key: str) -> float:
@@ -104,7 +104,7 @@ def test_a_model_is_wanted_at_its_hour_and_not_before(periodic: Fitted):
 
 
 def test_what_is_used_sooner_is_worth_more(periodic: Fitted):
-    """λ_E follows the next use when seasons rule: a model whose peak is on is worth far more than one half a day off."""
+    """λ_E follows the next use when seasons rule: a model at its peak is worth far more than one half a day off."""
     counts = fresh()
     found = estimate(counts, periodic, wall=WALL + 3600, monotonic=86_400.0)
     soon, late = found.next_use < 900, found.next_use > 6 * 3600
@@ -227,3 +227,11 @@ def test_a_new_model_has_chances_too(periodic: Fitted):
     counts.hit(counts.index("new@1"))
     found = estimate(counts, periodic, wall=WALL + 5, monotonic=5.0, mode="occurrence")
     assert found.chance(3600)[counts.keys.index("new@1")] > 0.1
+
+
+def test_chances_that_lost_to_the_frequency_are_not_used():
+    """Too few models to learn from: the held-out day says so, and rates speak."""
+    counts = counted(daily(8, 10))
+    fitted = fit(counts.snapshot(), now=WALL, deadline=LONG, top=0)
+    assert fitted.numbers["occurrence_0_1_brier"] > fitted.numbers["occurrence_0_1_climatology"]
+    assert estimate(counts, fitted, wall=WALL, monotonic=0.0, mode="occurrence").source == "blend"
