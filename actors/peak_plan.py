@@ -147,8 +147,8 @@ class PeakPlan:
             if not isinstance(cache, TierCache):
                 continue
             if cache.state_of(model.key) in {State.RESIDENT, State.LOADING}:
-                begin = min(window.ready_by, wall)
-                held.append(self._wanted(window, model, cache, begin, due=wall >= window.ready_by))
+                # Begins when it is to be held: an earlier instant would hide the next load's from who waits for it.
+                held.append(self._wanted(window, model, cache, window.ready_by, due=wall >= window.ready_by))
             else:
                 jobs[window.model] = window, model, cache
         planned = self._schedule(jobs, host, wall, now)

@@ -34,6 +34,10 @@ Z = 1.64
 LONGEST = 200_000
 """Steps of the programme at most; a longer horizon gets a coarser grid."""
 
+CELLS = 400_000
+FINEST = 10_000
+"""Cells and steps up to which the grid is halved: loads of milliseconds due in a second must not round to too late."""
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -228,10 +232,7 @@ def on_time(lengths: Sequence[float], deadlines: Sequence[float], values: Sequen
     count = len(lengths)
     if count == 0:
         return []
-    grid = GRID
-    horizon = min(max(deadlines, default=0.0), sum(lengths) + count * grid)
-    if horizon / grid > LONGEST:
-        grid = horizon / LONGEST
+    grid = _grid(min(max(deadlines), sum(lengths) + count * GRID), count)
     steps = [max(math.ceil(round(length / grid, 9)), 0) for length in lengths]
     ends = [math.floor(round(deadline / grid, 9)) for deadline in deadlines]
     total = min(max(ends), sum(steps))
@@ -251,6 +252,16 @@ def on_time(lengths: Sequence[float], deadlines: Sequence[float], values: Sequen
         take[index, step : end + 1] = better
         best[step : end + 1] = np.where(better, offered, current)
     return _trace_back(order, steps, take, int(np.argmax(best)))
+
+
+def _grid(horizon: float, count: int) -> float:
+    """Seconds of a step. Halves of `GRID`, so that whole seconds stay exact."""
+    if horizon / GRID > LONGEST:
+        return horizon / LONGEST
+    grid = GRID
+    while 0 < horizon / grid * 2 <= min(CELLS / count, FINEST):
+        grid /= 2
+    return grid
 
 
 def _trace_back(order: Sequence[int], steps: Sequence[int], take: NDArray[np.bool_], at: int) -> list[bool]:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 LEAD = 2.0
 TICK = 1.0
-ON_TIME = TICK + 0.25
-"""Seconds after an instant at which its result is looked for: the forecaster looks once a tick."""
+ON_TIME = 0.5
+"""Seconds after an instant at which its result is looked for."""
 
 
 def soon(seconds: float) -> float:
@@ -56,7 +56,7 @@ def residents_at(live: Live, instant: float) -> set[str]:
 
 @pytest.mark.slow
 def test_a_declared_peak_is_resident_at_start_minus_lead_and_its_first_request_is_a_hit(tmp_path: Path) -> None:
-    """Each model of the window is loaded by `lead` before the start, within one look, and not as early as possible.
+    """Each model of the window is loaded by `lead` before the start, and not as early as possible.
 
     A slow one is started sooner by what its loads were seen to take.
     """

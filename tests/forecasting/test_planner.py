@@ -132,6 +132,14 @@ def test_free_memory_pulls_everything_forward() -> None:
     assert [p.start - NOW for p in plan.placed] == [0, 10]
 
 
+@pytest.mark.parametrize("ahead", [0.25, 0.9, 1.7, 3.0])
+def test_short_loads_that_are_due_in_a_moment_are_planned(ahead: float) -> None:
+    """A grid of a second would round loads of milliseconds up and their deadline down, and call the plan infeasible."""
+    plan = planned(*(job(name, seconds=0.04, due=ahead) for name in "abc"))
+    assert not plan.dropped
+    assert [p.ready_by - NOW for p in plan.placed] == pytest.approx([ahead - 0.08, ahead - 0.04, ahead])
+
+
 def test_what_cannot_be_ready_any_more_is_left_to_demand() -> None:
     """A load that takes longer than the time left is not started in vain."""
     plan = planned(job("late", seconds=50, due=20), job("fine"))

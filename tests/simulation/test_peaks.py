@@ -9,6 +9,7 @@ import anyio
 from actors import events as e
 from actors import messages as m
 from actors.residency.model import Trigger
+from runtime.simulation.hardware import Costs
 from runtime.simulation.loop import run
 from tests.simulation.foresight_rig import at, peak, theatre
 from tests.simulation.rig import model
@@ -56,6 +57,21 @@ def test_a_stampede_at_the_full_hour_becomes_a_row_of_loads_that_ends_before_it(
             assert t.resident() == {"a@1", "b@1", "c@1"}
             for each in (A, B, C):
                 assert (await t.use(each)).result == "prefetch_hit"
+
+    run(main)
+
+
+def test_loads_of_milliseconds_are_on_time_too_and_raise_no_alarm() -> None:
+    """One that is there already does not hide when the next must start, and no grid makes a short load too long."""
+
+    async def main() -> None:
+        short = tuple(model(name, 10, load_seconds=0.05) for name in "abc")
+        quick = Costs(fixed=0.01, bandwidth=1e12, evict=0.01)
+        async with theatre(short, peak("all", "10:00", "a", "b", "c", lead=65.0), device=100, costs=quick) as t:
+            await t.until("09:58")
+            await anyio.sleep(55)
+            assert t.resident() == {"a@1", "b@1", "c@1"}
+            assert t.told(e.PeakInfeasible) == []
 
     run(main)
 
