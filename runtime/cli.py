@@ -377,6 +377,40 @@ def forecast_explain(
         _drawn(lambda: draw_explanation(said, plot), plot)
 
 
+@forecast.command("learn", epilog=_EPILOG)
+def forecast_learn(
+    logs: Annotated[
+        list[Path], typer.Argument(help="Requests of the past: access logs, JSON lines, CSV; may be gzip.")
+    ],
+    file: Annotated[Path, typer.Option("--config", envvar="FORELOAD_CONFIG", help="The configuration, a YAML file.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Give a server that is not running a past to learn from, so that it starts with knowledge."""
+    import time
+
+    from forecasting.store import StoreFailed
+    from runtime.commands.learning import learn
+    from runtime.commands.show import as_json
+
+    try:
+        learned = learn(_configuration(file), logs, time.time())
+    except ConfigError as error:
+        _end(error.message, SETUP)
+    except StoreFailed as error:
+        _end(f"{error}; stop the server first", DECLINED)
+    except (OSError, ValueError) as error:
+        _end(_sentence(error), SETUP)
+    if json:
+        print(as_json(learned.rows()))
+        return
+    print(f"{learned.requests} requests of {learned.models} models over {learned.days:.1f} days")
+    if learned.unknown:
+        print(f"not served here: {', '.join(learned.unknown[:10])}{' …' if len(learned.unknown) > 10 else ''}")  # noqa: PLR2004 - enough to see
+    if learned.bad_lines:
+        print(f"lines that could not be read: {learned.bad_lines}")
+
+
 @app.command(epilog=_EPILOG)
 def backtest(
     log: Annotated[Path, typer.Argument(help="Requests of the past: an access log, JSON lines, CSV; may be gzip.")],
