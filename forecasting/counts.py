@@ -403,17 +403,24 @@ class Counts:
 
     def rates(self, monotonic: float) -> NDArray[np.float64]:
         """Requests per second `[n, 5]` by half-life, as of now, the requests since the last roll included."""
-        rows = self._live()[1]
-        elapsed = max(monotonic - self._rolled, 0.0)
-        hits = np.fromiter(self._hits, np.int64, len(self._table))[rows]
-        now = self._decayed[:, rows] * np.exp(-DECAY * elapsed) + hits * np.exp(-DECAY * (elapsed / 2))
-        rates: NDArray[np.float64] = (now * DECAY).T
-        return rates
+        return self.now(monotonic, monotonic)[0]
 
     def last_seen(self, wall: float) -> NDArray[np.float64]:
         """UTC second of the last request per model, to the last roll; 0 for none yet, `wall` for one since then."""
+        return self.now(wall, self._rolled)[1]
+
+    def now(self, wall: float, monotonic: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Both `rates` and `last_seen`, for the price of one."""
         rows = self._live()[1]
-        return np.where(np.fromiter(self._hits, np.int64, len(self._table))[rows] > 0, wall, self._seen[rows])
+        elapsed = max(monotonic - self._rolled, 0.0)
+        # Most have none between two rolls, and reading the list is most of the work.
+        hits = np.fromiter(self._hits, np.int64, len(self._table))[rows]
+        found = np.flatnonzero(hits)
+        rates = self._decayed[:, rows] * (np.exp(-DECAY * elapsed) * DECAY)
+        rates[:, found] += hits[found] * (np.exp(-DECAY * (elapsed / 2)) * DECAY)
+        seen = self._seen[rows]
+        seen[found] = wall
+        return rates.T, seen
 
     def recent(self, minutes: int) -> History:
         """Exact counts of the last closed minutes, at most 1,440."""

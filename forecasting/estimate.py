@@ -44,15 +44,17 @@ def estimate(counts: Counts, fitted: Fitted | None, *, wall: float, monotonic: f
     that were not fitted follow the fleet's prior. In mode `occurrence` all come from the chances that the fit worked
     out, as long as they reach. Only `allowed` models may be loaded ahead.
     """
-    rates = np.nan_to_num(counts.rates(monotonic), nan=0.0, posinf=MOST_RATE, neginf=0.0)
+    rates, seen = counts.now(wall, monotonic)
     rates = np.clip(rates, 0.0, MOST_RATE)
+    if np.isnan(rates.sum()):
+        rates = np.nan_to_num(rates)
     if fitted is None or mode == "rate" or not _current(fitted, wall):
         return _recent(rates)
     rows = fitted.rows(counts.keys)
     known = rows >= 0
     if not known.any():
         return _recent(rates)
-    age = np.maximum(wall - counts.last_seen(wall), 0.0)
+    age = np.maximum(wall - seen, 0.0)
     now = _Now(rates, age, known, np.where(known, rows, 0), wall)
     return (_by_chance(fitted, now) if mode == "occurrence" else None) or _blended(fitted, now)
 
@@ -101,8 +103,8 @@ class _Now:
 def _blended(fitted: Fitted, now: _Now) -> Estimate:
     elapsed = (now.wall - fitted.origin) % DAY
     rows, known, weights = now.rows, now.known, fitted.weights
-    use = fitted.use[rows, min(int(elapsed // USE_BUCKET), fitted.use.shape[1] - 1)].astype(np.float64)
-    season = fitted.season[rows, min(int(elapsed // BUCKET), fitted.season.shape[1] - 1)].astype(np.float64)
+    use = fitted.use[:, min(int(elapsed // USE_BUCKET), fitted.use.shape[1] - 1)][rows].astype(np.float64)
+    season = fitted.season[:, min(int(elapsed // BUCKET), fitted.season.shape[1] - 1)][rows].astype(np.float64)
     if not known.all():
         # A model without a fit of its own follows the fleet.
         use[~known], season[~known] = _wait(np.array([fitted.prior_rate(now.wall)]))[0], 0.0

@@ -144,8 +144,9 @@ def _assembled(found: _Found, budget: Budget) -> Fitted:
         prior=fleet_prior(profile, [{} for _ in profile], {}).astype(np.float32),
         slot=slot_of(found.origin, found.snapshot.zone),
         fast=_joined([chunk.fast for chunk in chunks], (0,)).astype(np.int8),
-        season=_joined([chunk.season for chunk in chunks], (0, 288)).astype(np.float32),
-        use=_joined([chunk.use for chunk in chunks], (0, 96)).astype(np.float32),
+        # One instant of all models lies side by side: that is how they are read.
+        season=_joined([chunk.season for chunk in chunks], (0, 288)).astype(np.float32, order="F"),
+        use=_joined([chunk.use for chunk in chunks], (0, 96)).astype(np.float32, order="F"),
         weights=weights,
         saved=np.clip(_joined([chunk.gate.saved for chunk in chunks], (0,)), -1e6, 1).astype(np.float32),
         skilled=skilled,
