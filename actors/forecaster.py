@@ -21,6 +21,7 @@ from actors.peak_plan import PeakPlan, Wanted
 from actors.residency.model import Trigger
 from actors.supervisor import one_line
 from actors.tier_cache import TierCache
+from forecasting.estimate import allowed as gate
 from forecasting.estimate import estimate
 from forecasting.outlook import UNKNOWN, Outlook
 from forecasting.refill import Guards, Tokens, refill
@@ -380,8 +381,7 @@ class Forecaster(Actor[ForecastMessage]):
         """Rows with skill, that are neither suppressed nor in the control group."""
         assert self._fitted is not None
         # The gate: what did not beat its baseline in the backtest earns no load.
-        skilled = self._fitted.skilled if self._fitted.skill else np.zeros_like(self._fitted.skilled)
-        allowed = self._fleet.rows_of(self._fitted.keys, skilled)
+        allowed = self._fleet.rows_of(self._counts.keys, gate(self._counts, self._fitted, wall=wall))
         for key in self._plan.quiet(wall):
             if key in self._fleet.rows:
                 allowed[self._fleet.rows[key]] = False
