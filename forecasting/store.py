@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
     from forecasting.tiers import Minute
 
-__all__ = ["Saved", "Store", "StoreFailed"]
+__all__ = ["STORE", "Saved", "Store", "StoreFailed"]
 
+STORE: Final = "forecast.sqlite"
+"""The file's name, in the folder of the disk tier."""
 SCHEMA: Final = 1
 _APPLICATION: Final = 0x464F5245  # "FORE", so that another program's database is never taken for ours
 _TABLES: Final = """

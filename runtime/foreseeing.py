@@ -15,7 +15,7 @@ from actors.forecaster import Forecaster, ForecastSettings
 from actors.foresight import Foresight
 from actors.load_times import LoadTimes
 from forecasting.counts import Counts
-from forecasting.store import Store, StoreFailed
+from forecasting.store import STORE, Store, StoreFailed
 from runtime.config.preload_peaks import peaks_of
 from runtime.fitting.worker import FittingWorker
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from runtime.config.schema import Config
     from runtime.telemetry.fanout import Fanout
 
-STORE: Final = "forecast.sqlite"
 _log: Final = logging.getLogger("foreload.forecast")
 
 

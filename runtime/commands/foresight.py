@@ -28,7 +28,7 @@ from forecasting.history import read_logs
 from forecasting.intervals import around, grids
 from forecasting.pooled import part_of, some_of
 from forecasting.scenarios import HORIZONS, WINDOW
-from forecasting.store import Store, StoreFailed
+from forecasting.store import STORE, Store, StoreFailed
 from runtime.commands.peaks import preview
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-STORE: Final = "forecast.sqlite"
 PEERS: Final = 300
 """Other models that the pooled parts are fitted on for one explanation."""
 DAY: Final = 86_400.0

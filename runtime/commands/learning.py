@@ -12,9 +12,8 @@ from actors.errors import UnknownModel
 from forecasting.calendar import zone_of
 from forecasting.counts import Counts
 from forecasting.history import read_logs
-from forecasting.store import Store
+from forecasting.store import STORE, Store
 from runtime.catalog.repository import Repository, Source
-from runtime.commands.foresight import STORE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

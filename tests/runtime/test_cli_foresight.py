@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from forecasting.store import Store
+from forecasting.store import STORE, Store
 from runtime.cli import DECLINED, OK, SETUP, main
-from runtime.commands.foresight import STORE
 from tests.forecasting.fleets import END, counted, daily, noise
 
 if TYPE_CHECKING:
