@@ -291,6 +291,20 @@ class ForecastFitted:
 
 
 @dataclass(frozen=True, slots=True)
+class ForecastJudged:
+    """What was stated of the next ten minutes, against what came, over the last day: `forecasts` judged.
+
+    `climatology` is the Brier score of always stating the observed frequency: a forecast above it is worth nothing.
+    """
+
+    at: float
+    forecasts: int
+    brier: float
+    ece: float
+    climatology: float
+
+
+@dataclass(frozen=True, slots=True)
 class ForecastFell:
     """Something of the forecast failed or is stale; schedules, recency and serving go on without it."""
 
@@ -407,6 +421,7 @@ Event: TypeAlias = (
     | PrefetchWithheld
     | PeakInfeasible
     | ForecastFitted
+    | ForecastJudged
     | ForecastFell
     | ForesightReported
     | WorkerStarted

@@ -23,6 +23,7 @@ from actors.supervisor import one_line
 from actors.tier_cache import TierCache
 from forecasting.estimate import allowed as gate
 from forecasting.estimate import estimate
+from forecasting.hindsight import Hindsight
 from forecasting.outlook import UNKNOWN, Outlook
 from forecasting.refill import Guards, Tokens, refill
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from actors.load_times import LoadTimes
     from actors.ports import Emit, Fitting, Journal
     from actors.residency.model import Model, ModelKey
+    from forecasting.calibration import Reliability
     from forecasting.counts import Counts
     from forecasting.fitted import Fitted
     from forecasting.peaks import Labels, Peak
@@ -105,7 +107,7 @@ ForecastMessage: TypeAlias = Ticked | Nudged | FitCame | FitBroke | Written
 
 @dataclass(frozen=True, slots=True)
 class ForecastView:
-    """A frozen view; times in seconds."""
+    """A frozen view; times in seconds. `brier` and `ece` are of the last fit, `judged` is of what was stated since."""
 
     acting: bool
     fitted_ago: float | None
@@ -113,6 +115,7 @@ class ForecastView:
     ece: float | None
     skilled: int
     failures: int
+    judged: Reliability
     windows: tuple[Wanted, ...]
     tokens: float
 
@@ -154,6 +157,7 @@ class Forecaster(Actor[ForecastMessage]):
         )
         self._tokens = Tokens(share=settings.share, tick=settings.tick)
         self._fleet = Fleet((), times)
+        self._hindsight = Hindsight()
         self._models: tuple[Model, ...] = ()
         self._fitted: Fitted | None = None
         self._fitted_at = -np.inf
@@ -214,6 +218,7 @@ class Forecaster(Actor[ForecastMessage]):
         now, wall = self._clock.now(), self._wall()
         self._roll(now, wall)
         outlook, guess = self._estimate(now, wall)
+        self._judge(guess, now, wall)
         models = self._known()
         self._plan.look(models, wall)
         for begin, end, key in self._plan.masks - self._masked:
@@ -274,6 +279,12 @@ class Forecaster(Actor[ForecastMessage]):
         except Exception as error:  # noqa: BLE001 - the forecast must never hurt serving
             self._fell("estimate", error)
             return UNKNOWN, None
+
+    def _judge(self, guess: Estimate | None, now: float, wall: float) -> None:
+        """Hold what was stated against what came, once its time is over."""
+        if self._hindsight.look(self._counts, guess, wall):
+            record = self._hindsight.record
+            self._emit(facts.ForecastJudged(now, int(record.n), record.brier, record.ece, record.climatology))
 
     def _tell(self, outlook: Outlook) -> None:
         for ref in (*self._devices, self._host):
@@ -458,6 +469,7 @@ class Forecaster(Actor[ForecastMessage]):
             None if fitted is None else fitted.numbers.get("ece"),
             0 if fitted is None else _skilled(fitted),
             self._failures,
+            self._hindsight.record,
             self._plan.wanted,
             self._tokens.left,
         )

@@ -145,18 +145,18 @@ class Docket:
     """Forecasts that wait for their windows to be over, in the order in which they were made."""
 
     def __init__(self) -> None:
-        self._open: deque[tuple[int, int, Floats]] = deque()
+        self._open: deque[tuple[int, int, tuple[str, ...], Floats]] = deque()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def file(self, first: int, span: int, p: Floats) -> None:
-        """Remember what was stated about windows `first` to `first + span - 1` (any running number)."""
-        self._open.append((first, span, p))
+    def file(self, first: int, span: int, keys: tuple[str, ...], p: Floats) -> None:
+        """Remember what was stated of `keys` about windows `first` to `first + span - 1` (any running number)."""
+        self._open.append((first, span, keys, p))
 
-    def due(self, closed: int) -> list[tuple[int, int, Floats]]:
-        """Take those whose last window is `closed` or earlier: first window, span, what was stated."""
-        found: list[tuple[int, int, Floats]] = []
+    def due(self, closed: int) -> list[tuple[int, int, tuple[str, ...], Floats]]:
+        """Take those whose last window is `closed` or earlier: first window, span, of whom, what was stated."""
+        found: list[tuple[int, int, tuple[str, ...], Floats]] = []
         while self._open and self._open[0][0] + self._open[0][1] - 1 <= closed:
             found.append(self._open.popleft())
         return found

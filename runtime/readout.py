@@ -83,6 +83,14 @@ class Readout:
             "fitted_ago": view.fitted_ago,
             "brier": view.brier,
             "ece": view.ece,
+            "judged": {
+                "forecasts": int(view.judged.n),
+                "brier": view.judged.brier,
+                "ece": view.judged.ece,
+                "climatology": view.judged.climatology,
+            }
+            if view.judged.n
+            else None,
             "skilled_models": view.skilled,
             "fallbacks": view.failures,
             "windows": [

@@ -86,6 +86,7 @@ class EventLog:
             e.PrefetchWithheld: lambda event: self._say(self._log.debug, "prefetch withheld", event),
             e.PeakInfeasible: self._infeasible,
             e.ForecastFitted: lambda event: self._say(self._log.info, "forecast fitted", event),
+            e.ForecastJudged: lambda event: self._say(self._log.debug, "forecast judged", event),
             e.ForecastFell: lambda event: self._say(self._log.warning, "forecast fell back", event),
             e.ForesightReported: lambda event: self._say(self._log.info, "foresight report", event),
             e.WarmSettled: self._warm,

@@ -67,6 +67,12 @@ class Families:
         )
         self.brier = Gauge("foreload_forecast_brier_ratio", "Brier score of the last fit.", registry=own)
         self.ece = Gauge("foreload_forecast_calibration_error_ratio", "ECE of the last fit.", registry=own)
+        self.judged = Gauge(
+            "foreload_forecast_judged_ratio",
+            "The next ten minutes as stated against what came, over a day: Brier score, calibration error.",
+            ("score",),
+            registry=own,
+        )
         self.workers_lost = Counter(
             "foreload_workers_lost", "Device workers that ended on their own.", ("device",), registry=own
         )

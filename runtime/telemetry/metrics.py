@@ -170,6 +170,7 @@ class Metrics:
             e.PrefetchWithheld: self._withheld,
             e.PeakInfeasible: self._infeasible,
             e.ForecastFitted: self._fitted,
+            e.ForecastJudged: self._judged,
             e.ForecastFell: self._fell,
             e.WorkerLost: self._worker_lost,
             e.ActorRestarted: self._restarted,
@@ -264,6 +265,10 @@ class Metrics:
     def _fitted(self, event: e.ForecastFitted) -> None:
         self._table.brier.set(event.brier)
         self._table.ece.set(event.ece)
+
+    def _judged(self, event: e.ForecastJudged) -> None:
+        for kind, value in (("brier", event.brier), ("error", event.ece), ("climatology", event.climatology)):
+            self._table.judged.labels(kind).set(value)
 
     def _fell(self, event: e.ForecastFell) -> None:
         self._table.fallbacks.labels(self._name(event.part)).inc()

@@ -72,6 +72,7 @@ class _Books:
                 | e.PrefetchWithheld()
                 | e.PeakInfeasible()
                 | e.ForecastFitted()
+                | e.ForecastJudged()
                 | e.ForecastFell()
                 | e.ForesightReported()
                 | e.WorkerStarted()

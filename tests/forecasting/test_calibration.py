@@ -114,8 +114,8 @@ def test_recalibration_without_evidence_changes_little(p: np.ndarray) -> None:
 def test_forecasts_wait_until_their_windows_are_over() -> None:
     """Asked at window 3 about 3 to 8, judged when 8 has closed and not before."""
     docket = Docket()
-    docket.file(3, 6, np.array([0.5]))
-    docket.file(4, 6, np.array([0.6]))
+    docket.file(3, 6, ("a",), np.array([0.5]))
+    docket.file(4, 6, ("a",), np.array([0.6]))
     assert docket.due(7) == []
-    assert [(first, span) for first, span, _ in docket.due(8)] == [(3, 6)]
+    assert [(first, span) for first, span, _, _ in docket.due(8)] == [(3, 6)]
     assert len(docket) == 1

@@ -104,6 +104,28 @@ def test_what_is_used_every_day_at_ten_is_there_at_ten() -> None:
     run(main)
 
 
+def test_what_was_stated_is_judged_by_what_came() -> None:
+    """Online: a day's record is told every ten minutes, beats stating the frequency, and is shown."""
+
+    async def main() -> None:
+        async with theatre(
+            (A, B, C), device=10, start=START, tick=60.0, refit=1e7, fitting=Inline(), fraction=1.0
+        ) as t:
+            await learn(t, history(REGULAR))
+            for hour in range(8, 13):
+                busy = 10 <= hour < 12
+                for minute in range(0, 60, 2):
+                    await t.until(f"{hour:02}:{minute:02}", day=14)
+                    if busy:
+                        await t.use(A)
+            *_, judged = t.told(e.ForecastJudged)
+            assert judged.forecasts >= 3 * 6 * 4  # type: ignore[attr-defined]
+            assert judged.brier < judged.climatology  # type: ignore[attr-defined]
+            assert t.mind.snapshot().judged.n == judged.forecasts  # type: ignore[attr-defined]
+
+    run(main)
+
+
 def test_noise_earns_no_load() -> None:
     """T12: on requests without any pattern the gate stays shut, and nothing is ever loaded ahead."""
 
