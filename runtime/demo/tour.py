@@ -231,7 +231,6 @@ def _conclude(client: Client, port: int) -> None:
     print(f"  {base}/v2/repository/index    every model (POST)")
     print("\nor paste:")
     print(f"  curl -s -X POST {base}/v2/repository/index")
-    print("\nserving until Ctrl-C", flush=True)
 
 
 def _serve_on(server: subprocess.Popen[bytes]) -> int:
@@ -240,6 +239,8 @@ def _serve_on(server: subprocess.Popen[bytes]) -> int:
     A server stopped by our own signal may report that signal; that is a clean stop.
     """
     try:
+        # Said inside: from here on Ctrl-C is how it is meant to end.
+        print("\nserving until Ctrl-C", flush=True)
         code = server.wait()
         print(f"demo: the server ended by itself:\n{_log_end()}", file=sys.stderr)
     except KeyboardInterrupt:

@@ -70,7 +70,7 @@ def test_what_never_failed_is_not_remembered() -> None:
     quarantine.gave_up("f")
     quarantine.clear("f")
     assert quarantine.verdict("f", 0.0) is None
-    assert repr(quarantine) == "<Quarantine 0 fingerprints>"
+    assert repr(quarantine) == "<Quarantine 0 artefacts>"
 
 
 def test_it_remembers_a_bounded_number_the_oldest_failure_forgotten_first() -> None:
@@ -80,7 +80,7 @@ def test_it_remembers_a_bounded_number_the_oldest_failure_forgotten_first() -> N
         fail(quarantine, 0.0, name)
     fail(quarantine, 0.0, "a")
     fail(quarantine, 0.0, "d")
-    assert repr(quarantine) == "<Quarantine 3 fingerprints>"
+    assert repr(quarantine) == "<Quarantine 3 artefacts>"
     assert [quarantine.last(name) is not None for name in "abcd"] == [True, False, True, True]
 
 
