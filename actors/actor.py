@@ -10,7 +10,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import anyio
 from anyio import CancelScope, create_memory_object_stream
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 M = TypeVar("M")
-M_contra = TypeVar("M_contra", contravariant=True)
 
 
 class Request(Generic[R]):
@@ -162,14 +161,6 @@ class Mailbox:
         if self.closed:
             return 0
         return max(self._receive.statistics().current_buffer_used, len(self._urgent)) + (self._held is not None)
-
-
-class Answering(Protocol[M_contra]):
-    """What a caller may do with an actor."""
-
-    def tell(self, message: M_contra) -> None:
-        """Send, never wait."""
-        ...
 
 
 class Ref(Generic[M]):

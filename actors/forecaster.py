@@ -26,6 +26,7 @@ from forecasting.estimate import estimate
 from forecasting.hindsight import Hindsight
 from forecasting.outlook import UNKNOWN, Outlook
 from forecasting.refill import Guards, Tokens, refill
+from forecasting.snapshot import ClockJumped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -241,6 +242,8 @@ class Forecaster(Actor[ForecastMessage]):
                 self._times.forget(gone)
             self._models = models
             self._fleet = Fleet(models, self._times)
+        for key in self._times.news():
+            self._fleet.relearn(key, self._times)
         return models
 
     def _roll(self, now: float, wall: float) -> None:
@@ -250,7 +253,7 @@ class Forecaster(Actor[ForecastMessage]):
             return
         self._minute = minute
         for fact in self._counts.roll(wall, now):
-            if type(fact).__name__ == "ClockJumped":
+            if isinstance(fact, ClockJumped):
                 self._plan.forget()
                 self._emit(facts.ForecastFell(now, "clock", repr(fact)))
         if self._journal is None or self._writing:

@@ -35,6 +35,7 @@ class LoadTimes:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[ModelKey, bool], tuple[float, float]] = {}
+        self._news: set[ModelKey] = set()
 
     def wants(self) -> Mapping[type[Any], Callable[[Any], None]]:
         """Subscribe with this."""
@@ -45,9 +46,16 @@ class LoadTimes:
             return
         at = event.model, event.source is Tier.HOST
         mean, variance = self._seen.get(at, (event.seconds, (FLOOR * event.seconds) ** 2))
+        self._news.add(event.model)
         off = event.seconds - mean
         # West (1979), "Updating mean and variance estimates": the exponentially weighted form.
         self._seen[at] = mean + WEIGHT * off, (1 - WEIGHT) * (variance + WEIGHT * off * off)
+
+    def news(self) -> frozenset[ModelKey]:
+        """Models whose loads were seen since this was last asked."""
+        found = frozenset(self._news)
+        self._news.clear()
+        return found
 
     def mean(self, model: Model, *, on_host: bool) -> float:
         """Seconds that a load is expected to take."""
@@ -64,6 +72,7 @@ class LoadTimes:
 
     def forget(self, key: ModelKey) -> None:
         """The model is served no more."""
+        self._news.discard(key)
         for on_host in (True, False):
             self._seen.pop((key, on_host), None)
 

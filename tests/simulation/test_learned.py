@@ -126,6 +126,23 @@ def test_what_was_stated_is_judged_by_what_came() -> None:
     run(main)
 
 
+def test_what_a_load_costs_is_learned_from_loads() -> None:
+    """The planner of idle channels weighs what loads took here, not what was guessed before the first one."""
+
+    async def main() -> None:
+        async with theatre((A, B), device=10, tick=60.0) as t:
+            await anyio.sleep(61)
+            guess = t.mind._fleet.disk_cost.tolist()
+            await t.use(A)
+            await anyio.sleep(61)
+            seen = t.mind._fleet.disk_cost.tolist()
+            assert seen[0] == pytest.approx(t.told(e.LoadFinished)[-1].seconds)  # type: ignore[attr-defined]
+            assert seen[0] != guess[0]
+            assert seen[1] == guess[1]
+
+    run(main)
+
+
 def test_noise_earns_no_load() -> None:
     """T12: on requests without any pattern the gate stays shut, and nothing is ever loaded ahead."""
 
