@@ -22,6 +22,7 @@ from runtime.http.serve import make_server
 from runtime.server import VERSION
 from runtime.telemetry.logs import configure
 from runtime.workers.heap import keep_pages, spare_collections
+from runtime.workers.turns import short_slice, short_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,8 @@ def serve(config: Config) -> int:
         ) as listener,
     ):
         keep_pages()
+        short_turns()
+        short_slice()
         uvloop.run(_serve(config, logs, listener))
     return 0
 

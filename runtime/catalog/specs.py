@@ -5,6 +5,7 @@ Wraps the host tier, so that spelling a spec (which reads a file) is never done 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from actors.residency.model import Model, ModelKey
     from runtime.catalog.record import ModelRecord
     from runtime.workers.port import LoadSpec
+
+
+REMEMBERED = 1024
+"""Specs of models that left, so that one that comes back needs no file read; a few kilobytes each."""
 
 
 class Shelf(Protocol):
@@ -51,6 +56,7 @@ class SpecifiedHost:
         self._offload = offload
         self._json_depth = json_depth
         self._specs: dict[ModelKey, LoadSpec] = {}
+        self._spelled: OrderedDict[tuple[ModelKey, str, Path], LoadSpec] = OrderedDict()
 
     def resolve(self, model: Model) -> LoadSpec:
         """The spec of a model that is on the host tier. Raises `NotReady` if it is not."""
@@ -63,12 +69,23 @@ class SpecifiedHost:
         """See `Residence.load`."""
         report = await self._host.load(model)
         try:
-            spec = await self._offload(load_spec, self._find(model), self._host.path_of(model))
-            self._specs[model.key] = msgspec.structs.replace(spec, json_depth=self._json_depth)
+            self._specs[model.key] = await self._spell(model)
         except BaseException:
             await self._host.evict(model.key)
             raise
         return report
+
+    async def _spell(self, model: Model) -> LoadSpec:
+        name = (model.key, model.fingerprint, self._host.path_of(model))
+        known = self._spelled.get(name)
+        if known is None:
+            spec = await self._offload(load_spec, self._find(model), name[-1])
+            known = msgspec.structs.replace(spec, json_depth=self._json_depth)
+            self._spelled[name] = known
+            while len(self._spelled) > REMEMBERED:
+                self._spelled.popitem(last=False)
+        self._spelled.move_to_end(name)
+        return known
 
     async def evict(self, key: ModelKey) -> EvictReport:
         """See `Residence.evict`."""

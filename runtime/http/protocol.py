@@ -6,7 +6,7 @@ Belongs here: what must be refused before an ASGI scope exists. Never: a route, 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -14,6 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from actors.errors import BadRequest, Busy, ForeloadError, HeadersTooLarge, TooLarge, UriTooLong
 from runtime.http.errors import refusal
 from runtime.http.identity import request_id_of
+from runtime.http.joined import JoinedTransport
 from runtime.http.limits import Limits
 
 if TYPE_CHECKING:
@@ -55,10 +56,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection, unless there are too many; a silent one is closed after `header_idle`."""
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", JoinedTransport(transport, self.loop)))
         if len(self.connections) > self.limits.connections:
             self._refuse(Busy("too many connections", detail={"limit": self.limits.connections}))
-            transport.close()
+            self.transport.close()
             return
         self._arm(self.limits.header_idle)
 

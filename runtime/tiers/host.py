@@ -6,6 +6,8 @@ decision), nor any blocking call on the loop; all of those go through `Offload`.
 
 from __future__ import annotations
 
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from actors.residency.model import Tier
 from runtime.tiers.mapping import Mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from actors.ports import Offload
@@ -71,31 +73,25 @@ class HostStore:
 
         Raises `Broken`, `NeverFits` or `NotReady`; then, and when cancelled, nothing stays held.
         """
-        started = anyio.current_time()
         held = self._held.get(model.key)
         if held is not None and held.model.fingerprint == model.fingerprint:
             return LoadReport(held.mapping.size, Tier.HOST)
-        admission = self._disk.begin(self._record(model))
-        mapping: Mapping | None = None
+        arrival = _Arrival(self._disk.begin(self._record(model)), lock=self._mlock)
         try:
-            path = await self._admit(admission)
-            admitted = anyio.current_time()
-            mapping = Mapping(path)
-            await self._offload(mapping.open)
-            mapped = anyio.current_time()
-            await self._populate(mapping)
+            while not await self._offload(arrival.step):
+                pass
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._offload(_undo, admission, mapping)
+                await self._offload(arrival.undo)
             raise
         # From here on nothing awaits until it is in the books, so a cancellation cannot fall in between.
-        self._held[model.key] = _Resident(model, path, mapping)
-        finished = anyio.current_time()
+        mapping = arrival.mapping
+        self._held[model.key] = _Resident(model, arrival.path, mapping)
+        self._refused_locks += self._mlock and not mapping.locked
         if held is not None:
             with anyio.CancelScope(shield=True):
                 await self._drop(held)
-        steps = (("admit", admitted - started), ("map", mapped - admitted), ("populate", finished - mapped))
-        return LoadReport(mapping.size, Tier.DISK, steps)
+        return LoadReport(mapping.size, Tier.DISK, tuple(arrival.taken.items()))
 
     async def evict(self, key: ModelKey) -> EvictReport:
         """Tell the workers, then unmap. Zero bytes for a model that is not held."""
@@ -127,19 +123,6 @@ class HostStore:
             refused_locks=self._refused_locks,
         )
 
-    async def _admit(self, admission: Admission) -> Path:
-        while not await self._offload(admission.step):
-            pass
-        assert admission.path is not None
-        return admission.path
-
-    async def _populate(self, mapping: Mapping) -> None:
-        offset = 0
-        while offset < mapping.size:
-            offset = await self._offload(mapping.populate, offset)
-        if self._mlock and not await self._offload(mapping.lock):
-            self._refused_locks += 1
-
     def _record(self, model: Model) -> ModelRecord:
         try:
             record = self._find(model)
@@ -155,16 +138,80 @@ class HostStore:
             if all(other.model.fingerprint != held.model.fingerprint for other in self._held.values()):
                 await self._release(held.model.fingerprint)
         finally:
-            size = await self._offload(held.mapping.close)
-            await self._offload(self._disk.let_go, held.path)
+            size = await self._offload(self._unmap, held)
         return size
+
+    def _unmap(self, held: _Resident) -> int:
+        try:
+            return held.mapping.close()
+        finally:
+            self._disk.let_go(held.path)
 
     def __repr__(self) -> str:
         shown = self.snapshot()
         return f"<HostStore {shown.models} models {shown.mapped} B>"
 
 
-def _undo(admission: Admission, mapping: Mapping | None) -> None:
-    if mapping is not None:
-        mapping.close()
-    admission.undo()
+class _Arrival:
+    """One load, step by step, for threads. What follows on a quick step is done in the same one.
+
+    A hop to a thread costs the loop more than most of these steps do: each of their system calls hands the GIL over
+    and back, and that is time in which the loop answers nobody.
+    """
+
+    def __init__(self, admission: Admission, *, lock: bool) -> None:
+        self._admission = admission
+        self._lock = lock
+        self._next = self._admit
+        self._offset = 0
+        self._mapping: Mapping | None = None
+        self.taken = dict.fromkeys(("admit", "map", "populate"), 0.0)
+
+    @property
+    def path(self) -> Path:
+        """The admitted file, once `step` said True."""
+        assert self._admission.path is not None
+        return self._admission.path
+
+    @property
+    def mapping(self) -> Mapping:
+        """The populated mapping, once `step` said True."""
+        assert self._mapping is not None
+        return self._mapping
+
+    def step(self) -> bool:
+        """Some tens of milliseconds of work at most; True when all of it is in memory."""
+        return self._next()
+
+    def undo(self) -> None:
+        """Give everything back, whatever was reached."""
+        if self._mapping is not None:
+            self._mapping.close()
+        self._admission.undo()
+
+    def _admit(self) -> bool:
+        with self._timed("admit"):
+            if not self._admission.step():
+                return False
+        with self._timed("map"):
+            self._mapping = Mapping(self.path)
+            self._mapping.open()
+        self._next = self._populate
+        return self._populate()
+
+    def _populate(self) -> bool:
+        with self._timed("populate"):
+            self._offset = self.mapping.populate(self._offset)
+        if self._offset < self.mapping.size:
+            return False
+        if self._lock:
+            self.mapping.lock()
+        return True
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.taken[name] += time.perf_counter() - began

@@ -23,6 +23,7 @@ from runtime.worker.faults import load_error
 from runtime.worker.memory import trim
 from runtime.worker.mount import Cancelled, Mount, Steps
 from runtime.worker.runner import Runner, Served, Submission
+from runtime.worker.shelf import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,8 +78,9 @@ class Core:
         self._allow = allow
         self._mounts: dict[str, Mount] = {}
         self._served: dict[str, Served] = {}
+        self._shelf = Shelf()
         self._flights: WeakValueDictionary[str, _Flight] = WeakValueDictionary()
-        self._books = threading.RLock()  # over the three above; held for pointer moves only
+        self._books = threading.RLock()  # over the four above; held for pointer moves only
         self._turn = threading.Lock()  # one batch, or one build that changes process-wide torch settings
         self._quiet = threading.Lock()  # the same between warm-ups and such builds
         self._runner = Runner(self._device, self._turn)
@@ -133,7 +135,9 @@ class Core:
                 with self._quiet, self._turn:
                     return build()
 
-        mount = Mount(spec, factory, steps, self._cuda)
+        with self._books:
+            spare = self._shelf.take(spec.fingerprint)
+        mount = Mount(spec, factory, steps, self._cuda, spare)
         mount.users = 1
         with self._books:
             self._mounts[spec.fingerprint] = mount
@@ -187,7 +191,10 @@ class Core:
         return Evicted(0) if leaked is None else Evicted(served.resident - leaked, leaked)
 
     def release_host(self, fingerprint: str) -> None:
-        """Drop mapping, tensors and module of a fingerprint; if a model still runs on them, when it is evicted."""
+        """Drop mapping and tensors of a fingerprint; if a model still runs on them, when it is evicted.
+
+        The empty skeleton is kept for the next load.
+        """
         with self._books:
             mount = self._mounts.get(fingerprint)
             if mount is None:
@@ -195,7 +202,7 @@ class Core:
             mount.doomed = True
             if mount.users:
                 return
-            del self._mounts[fingerprint]
+            self._forget(mount)
         del mount  # unmapped here, outside the lock: it takes milliseconds
         trim()
 
@@ -210,8 +217,13 @@ class Core:
             return None
         leaked = mount.deactivate()
         if mount.stale or mount.doomed:
-            self._mounts.pop(mount.fingerprint, None)
+            self._forget(mount)
         return leaked
+
+    def _forget(self, mount: Mount) -> None:
+        self._mounts.pop(mount.fingerprint, None)
+        if not mount.failed and (spare := mount.spare()) is not None:
+            self._shelf.put(mount.fingerprint, spare)
 
     def _unclaim(self, mount: Mount | None, *, reused: bool) -> None:
         """Undo a load's hold on a mount; one that it made itself goes altogether."""
@@ -219,6 +231,7 @@ class Core:
             return
         with self._books:
             mount.doomed |= not reused
+            mount.failed |= not reused
             self._unused(mount)
 
     # -- running -------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from runtime.workers.device_loop import CorePort, DeviceLoop, core_of, report
 from runtime.workers.fault import Fault
 from runtime.workers.heap import keep_pages, spare_collections
 from runtime.workers.ring import FrontGone, WorkerRing
+from runtime.workers.turns import short_slice, short_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,8 +54,6 @@ if TYPE_CHECKING:
     from runtime.workers.channel import Order, Reply
 
 LOAD_THREADS = 4
-SWITCH_SECONDS = 0.0005
-"""How long a load may keep the GIL from the device thread; the default of 5 ms would show in every p99."""
 EXIT_BROKEN = 70
 """The core can't go on, or the front broke the protocol (`EX_SOFTWARE`)."""
 _PR_SET_PDEATHSIG = 1
@@ -174,9 +173,10 @@ def run(setup: WorkerSetup) -> int:
         loop.end()
 
     signal.signal(signal.SIGTERM, on_term)
-    sys.setswitchinterval(SWITCH_SECONDS)
+    short_turns()
     spare_collections()
     Control(core, channel, loop.end).start()
+    short_slice()
     try:
         return 0 if loop.run() else EXIT_BROKEN
     except FrontGone:

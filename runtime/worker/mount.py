@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from runtime.tiers.index import read_index
 from runtime.worker.mapping import Mapping
 from runtime.worker.memory import surviving
+from runtime.worker.shelf import Spare
 from runtime.worker.skeleton import Skeleton
 
 if TYPE_CHECKING:
@@ -62,26 +63,40 @@ class Steps:
 class Mount:
     """One fingerprint's weights and module. Any number of keys may use it; `users` counts them."""
 
-    def __init__(self, spec: LoadSpec, factory: Callable[[], nn.Module], steps: Steps, device: Uploads | None) -> None:
-        """Map, build and bind. Raises `ForeloadError`, `Cancelled`, or what the factory raises, and leaves nothing."""
+    def __init__(
+        self,
+        spec: LoadSpec,
+        factory: Callable[[], nn.Module],
+        steps: Steps,
+        device: Uploads | None,
+        spare: Spare | None = None,
+    ) -> None:
+        """Map, build (unless there is a spare) and bind.
+
+        Raises `ForeloadError`, `Cancelled`, or what the factory raises, and leaves nothing.
+        """
         self.fingerprint = spec.fingerprint
         self.users = 0
-        self.warm = False
+        self.warm = spare is not None and spare.warm
         self.stale = False
         self.doomed = False
+        self.failed = False
         self._device = device
-        self._writes = False
+        self._writes = spare is not None and spare.writes
         self._empty_pages = False
         with steps("map"):
             path = Path(spec.weights)
             self._mapping = Mapping(path, read_index(path))
             self._mapping.populate()
-        with steps("skeleton"):
-            self._skeleton = Skeleton(factory)
+        if spare is None:
+            with steps("skeleton"):
+                self._skeleton = Skeleton(factory)
+        else:
+            self._skeleton = spare.skeleton
         with steps("bind"):
             self._host = self._skeleton.bind(self._mapping.names, self._mapping.view, cast=spec.cast)
         self._active: Bound | None = None
-        self.engines: dict[str, tuple[LoadSpec, Engine]] = {}
+        self.engines: dict[str, tuple[LoadSpec, Engine]] = {} if spare is None else spare.engines
 
     def __repr__(self) -> str:
         return f"<Mount {self.fingerprint[:8]} {self._mapping.size} B {self.users} users>"
@@ -95,6 +110,12 @@ class Mount:
     def resident(self) -> int:
         """Bytes of the tensors that the module runs on."""
         return (self._active or self._host).resident
+
+    def spare(self) -> Spare | None:
+        """What a later load can start from once this mount is gone; None while it is in use or after it was spoilt."""
+        if self.users or self.stale or self._active is not None:
+            return None
+        return Spare(self._skeleton, self.engines, self.warm, self._writes)
 
     def activate(self) -> None:
         """Make the module callable: a pointer swap on a CPU, an upload on a GPU. Nothing to do if it is already."""

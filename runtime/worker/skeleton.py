@@ -146,6 +146,16 @@ class Skeleton:
         self._strip()
         self._recurrent = [one for one in self.module.modules() if isinstance(one, nn.RNNBase)]
         self._empty = [(store, key, cell.like) for cell in self.cells for store, key in cell.places]
+        self._built = _census(self.module)
+
+    @property
+    def weight(self) -> int:
+        """Bytes of the tensors that no file holds."""
+        return resident_bytes(cell.like for cell in self.cells if not cell.like.is_meta)
+
+    def grown(self) -> bool:
+        """Whether the module holds tensors in more places than when it was built: a cache that a forward filled."""
+        return _census(self.module) != self._built
 
     def __repr__(self) -> str:
         return f"<Skeleton {type(self.module).__name__} {len(self.cells)} tensors>"
@@ -269,6 +279,15 @@ def _elsewhere(owner: nn.Module) -> Iterator[tuple[Store, Any, torch.Tensor]]:
             yield from ((value, at, one) for at, one in enumerate(value) if isinstance(one, torch.Tensor))
         elif isinstance(value, dict):
             yield from ((value, at, one) for at, one in value.items() if isinstance(one, torch.Tensor))
+
+
+def _census(module: nn.Module) -> int:
+    """How many tensors a module holds, registered or not; those deeper than a list or dict are not seen."""
+    return sum(
+        sum(tensor is not None for store in (owner._parameters, owner._buffers) for tensor in store.values())  # noqa: SLF001
+        + sum(1 for _ in _elsewhere(owner))
+        for owner in module.modules()
+    )
 
 
 def _relink(recurrent: nn.RNNBase) -> None:

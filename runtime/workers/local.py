@@ -20,6 +20,7 @@ from runtime.workers.patience import settled
 from runtime.workers.port import Answer, Laid
 from runtime.workers.process import DEFAULT_CORE
 from runtime.workers.ring import RingCall
+from runtime.workers.turns import short_slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,6 +167,7 @@ class ThreadWorker:
         self._orders.shutdown()
 
     def _run(self, turns: DeviceLoop) -> None:
+        short_slice()
         try:
             cause = "" if turns.run() else "its core only fails"
         except Exception as error:  # noqa: BLE001 - the last frame of the device thread

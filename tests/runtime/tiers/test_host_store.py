@@ -137,7 +137,7 @@ async def test_a_load_cancelled_at_any_step_holds_nothing(tmp_path: Path) -> Non
     await place.store.load(of(each))
     total = place.calls
     await place.store.evict(each.key)
-    assert total >= 6
+    assert total >= 3
     for stop in range(1, total + 1):
         for blob in (tmp_path / "cache" / "blobs").rglob("?" * 64):
             blob.unlink()
