@@ -121,10 +121,12 @@ class Core:
             self._unclaim(mount, reused=reused)
             return Cancelled()
         except (Exception, SystemExit) as fault:  # noqa: BLE001  # factories and modules may raise anything
+            if mount is not None:
+                mount.failed = True
             self._unclaim(mount, reused=reused)
             return load_error(fault, spec.key)
         self._admit(served)
-        return Loaded(served.resident, tuple(steps.taken), reused)
+        return Loaded(served.resident, tuple(steps.taken), reused or mount.spared)
 
     def _mounted(self, spec: LoadSpec, steps: Steps) -> Mount:
         factory = factory_for(spec.builder, self._allow)
@@ -137,7 +139,13 @@ class Core:
 
         with self._books:
             spare = self._shelf.take(spec.fingerprint)
-        mount = Mount(spec, factory, steps, self._cuda, spare)
+        try:
+            mount = Mount(spec, factory, steps, self._cuda, spare)
+        except Cancelled:
+            if spare is not None:
+                with self._books:
+                    self._shelf.put(spec.fingerprint, spare)
+            raise
         mount.users = 1
         with self._books:
             self._mounts[spec.fingerprint] = mount
@@ -231,7 +239,6 @@ class Core:
             return
         with self._books:
             mount.doomed |= not reused
-            mount.failed |= not reused
             self._unused(mount)
 
     # -- running -------------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ class Mount:
         self.stale = False
         self.doomed = False
         self.failed = False
+        self.spared = spare is not None
         self._device = device
         self._writes = spare is not None and spare.writes
         self._empty_pages = False

@@ -106,3 +106,26 @@ async def test_a_spec_of_other_weights_is_not_handed_out(tmp_path: Path) -> None
     newer = Model("tiny", "1", "another", model.footprint)
     with pytest.raises(NotReady):
         host.resolve(newer)
+
+
+async def test_a_model_that_comes_back_needs_no_file_read(tmp_path: Path) -> None:
+    """Its spec is remembered by fingerprint and place; other weights are spelled anew."""
+    shelf, record, model = shelf_of(tmp_path)
+    asked: list[str] = []
+
+    async def noted(work: Callable[..., object], *args: object) -> object:
+        asked.append(work.__name__)
+        return work(*args)
+
+    host = SpecifiedHost(shelf, lambda _: record, noted, json_depth=64)  # type: ignore[arg-type]
+    await host.load(model)
+    first = host.resolve(model)
+    for _ in range(3):
+        await host.evict(model.key)
+        with pytest.raises(NotReady):
+            host.resolve(model)
+        await host.load(model)
+        assert host.resolve(model) is first
+    assert asked == ["load_spec"]
+    await host.load(Model("tiny", "1", "another", model.footprint))
+    assert asked == ["load_spec"] * 2

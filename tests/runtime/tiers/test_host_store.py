@@ -83,6 +83,19 @@ async def test_a_loaded_model_is_mapped_and_an_evicted_one_is_not(tmp_path: Path
     assert place.empty()
 
 
+async def test_weights_that_are_on_disk_come_and_go_with_one_hop_each(tmp_path: Path) -> None:
+    """Each hop to a thread costs the loop, and so every request, more than opening a file does."""
+    each = record(tmp_path / "m")
+    place = Place(tmp_path, each)
+    await place.store.load(of(each))
+    for _ in range(2):
+        place.calls = 0
+        await place.store.evict(each.key)
+        assert place.calls == 1
+        await place.store.load(of(each))
+        assert place.calls == 2
+
+
 async def test_evicting_what_is_not_held_returns_nothing(tmp_path: Path) -> None:
     """Contract of `Residence`: zero bytes, and no worker is disturbed."""
     each = record(tmp_path / "m")

@@ -223,6 +223,18 @@ class Hoarder(nn.Module):
         return x @ view
 
 
+class Keeper(nn.Module):
+    """Keeps its last input, as modules with caches do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(40, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x
+        return self.a(x)
+
+
 class Stubborn(nn.Module):
     """Its constructor looks into its own parameters, which meta tensors cannot answer."""
 

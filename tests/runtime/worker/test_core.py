@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import orjson
 import pytest
@@ -248,8 +250,52 @@ def test_releasing_the_host_tier_unmaps_even_a_module_with_a_reference_cycle(tmp
     core.release_host("never heard of")
     assert core._mounts == {}
     assert mapping() is None
-    assert not core.load(spec, never).reused
+    again = core.load(spec, never)
+    assert again.reused
+    assert [name for name, _ in again.steps] == ["map", "bind", "activate"], "nothing is built or warmed up again"
     assert_golden(core, "Cyclic", spec.key, expected)
+
+
+def test_a_module_that_kept_tensors_of_its_own_is_built_again(tmp_path: Path) -> None:
+    """What a forward left in a module must not stay in memory once its weights have left the host."""
+    core = new_core()
+    inputs = (TensorSpec("x", "FP32", (-1, 40)),)
+    spec = spec_for(saved(tmp_path / "k.safetensors", randomised(modules.Keeper)), "Keeper", inputs=inputs)
+    core.load(spec, never)
+    ask(core, spec.key, np.ones((1, 40), F32))
+    core.evict(spec.key)
+    core.release_host(spec.fingerprint)
+    assert len(core._shelf) == 0
+    again = core.load(spec, never)
+    assert not again.reused
+    assert "skeleton" in dict(again.steps)
+
+
+def test_a_load_that_failed_leaves_no_skeleton_behind(tmp_path: Path) -> None:
+    """A module that raised in its warm-up may be in any state."""
+    core = new_core()
+    spec, _ = loadable("Linear", tmp_path)
+    short = msgspec.structs.replace(spec, inputs=(TensorSpec("x", "FP32", (-1, 5)),))
+    with pytest.raises(LoadFailed):
+        core.load(short, never)
+    assert len(core._shelf) == 0
+    assert not core.load(spec, never).reused
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_cancelled_load_puts_its_skeleton_back(at: int, tmp_path: Path) -> None:
+    """Nobody spoilt it, and the next load should not pay for somebody's impatience."""
+    core = new_core()
+    spec, expected = loadable("Linear", tmp_path)
+    core.load(spec, never)
+    core.evict(spec.key)
+    core.release_host(spec.fingerprint)
+    asked = itertools.count(1)
+    with pytest.raises(Cancelled):
+        core.load(spec, lambda: next(asked) >= at)
+    assert core._mounts == {}
+    assert core.load(spec, never).reused
+    assert_golden(core, "Linear", spec.key, expected)
 
 
 def test_a_kept_view_of_weights_is_reported_as_leaked(tmp_path: Path) -> None:
@@ -270,8 +316,11 @@ def test_a_kept_view_of_weights_is_reported_as_leaked(tmp_path: Path) -> None:
     assert gone.returned == loaded.resident - gone.leaked
 
 
+@pytest.mark.parametrize("off_host", [True, False])
 @pytest.mark.parametrize("warm_up", [True, False])
-def test_a_model_that_writes_its_weights_neither_crashes_nor_keeps_state(tmp_path: Path, *, warm_up: bool) -> None:
+def test_a_model_that_writes_its_weights_neither_crashes_nor_keeps_state(
+    tmp_path: Path, *, warm_up: bool, off_host: bool
+) -> None:
     """Each residency starts from the file, whatever the one before wrote, and the file itself never changes."""
     core = new_core()
     path = saved(tmp_path / "w.safetensors", randomised(modules.Writer))
@@ -284,6 +333,8 @@ def test_a_model_that_writes_its_weights_neither_crashes_nor_keeps_state(tmp_pat
         got = [ask(core, "m@1", np.ones((1, 4), F32))["y"].tobytes() for _ in range(2)]
         assert got == expected
         core.evict("m@1")
+        if off_host:
+            core.release_host("f1")
     assert path.read_bytes() == before
 
 
@@ -316,7 +367,7 @@ def test_a_model_that_spoils_what_no_file_holds_is_built_again(tmp_path: Path) -
 
 @pytest.mark.parametrize("at", range(5))
 def test_a_load_cancelled_at_any_step_leaves_nothing(at: int, tmp_path: Path) -> None:
-    """Whichever step sees the cancellation, the mapping is gone and the next load is a first one."""
+    """Whichever step sees the cancellation, the mapping is gone and the next load maps anew."""
     core = new_core()
     spec, expected = loadable("Linear", tmp_path)
     asked = iter(range(100))
@@ -324,7 +375,7 @@ def test_a_load_cancelled_at_any_step_leaves_nothing(at: int, tmp_path: Path) ->
         core.load(spec, lambda: next(asked) >= at)
     assert core._mounts == {}
     assert core.inventory() == []
-    assert not core.load(spec, never).reused
+    assert "map" in dict(core.load(spec, never).steps)
     assert_golden(core, "Linear", spec.key, expected)
 
 

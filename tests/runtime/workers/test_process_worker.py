@@ -314,7 +314,7 @@ async def test_a_worker_is_a_fresh_interpreter_in_its_own_session() -> None:
         assert found["pid"] == found["group"] == found["session"] == rig.worker.pid
         assert (found["allow"], found["threads"], found["device"]) == (["a.b", "c"], 3, "cpu:0")
         assert found["torch"] is False
-        assert found["switch"] == pytest.approx(0.0005)
+        assert found["switch"] == pytest.approx(0.0001)
     assert spawn.START_METHOD == "exec"
 
 
