@@ -286,6 +286,7 @@ def _worker(
             refs[device.id].tell(Lost(cause))
 
     threads = device.threads or compute_threads(sum(each.id.startswith("cpu") for each in config.devices))
+    pinned = device.pinned if device.id.startswith("cuda:") else 0
     slot_bytes = max(config.server.limits.body, config.server.limits.response)
     if device.isolation == "thread":
         return ThreadWorker(
@@ -295,6 +296,7 @@ def _worker(
             on_lost=lost,
             allow=device.allow,
             threads=threads,
+            pinned=pinned,
             slot_bytes=slot_bytes,
         )
     return ProcessWorker(
@@ -304,6 +306,7 @@ def _worker(
         on_lost=lost,
         allow=device.allow,
         threads=threads,
+        pinned=pinned,
         slots=device.slots,
         slot_bytes=slot_bytes,
         load_timeout=device.load_timeout,

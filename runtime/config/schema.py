@@ -136,6 +136,8 @@ class Device(Frozen):
     """Where models run; `thread` is for debugging and embedding, where a crash takes the server along."""
     threads: Positive | None = None
     """Compute threads of the worker; null leaves the choice to it."""
+    pinned: Bytes = 1 << 30
+    """Page-locked memory of a GPU's worker, from which weights go up fastest; without meaning for `cpu:0`."""
     slots: Annotated[Positive, Field(le=4096)] = 64
     """Calls that may be under way in the worker at one time."""
     loads_in_parallel: Annotated[Positive, Field(le=64)] = 4

@@ -69,12 +69,15 @@ class _Flight:
 class Core:
     """Everything one device worker holds."""
 
-    def __init__(self, device: str, allow: tuple[str, ...] = (), threads: int = 1) -> None:
-        """`device` is `cpu:0` or `cuda:1`; `allow` names modules that builders may call; `threads` per forward."""
+    def __init__(self, device: str, allow: tuple[str, ...] = (), threads: int = 1, pinned: int = 0) -> None:
+        """`device` is `cpu:0` or `cuda:1`; `allow` names modules that builders may call; `threads` per forward.
+
+        `pinned` bytes of page-locked memory serve uploads to a GPU.
+        """
         torch.set_num_threads(threads)
         # Not `cpu:0`: torch takes that for another device than `cpu`, and would copy each input to reach it.
         self._device = torch.device("cpu" if device.startswith("cpu") else device)
-        self._cuda = CudaDevice(self._device) if self._device.type == "cuda" else None
+        self._cuda = CudaDevice(self._device, pinned) if self._device.type == "cuda" else None
         self._allow = allow
         self._mounts: dict[str, Mount] = {}
         self._served: dict[str, Served] = {}
@@ -160,7 +163,8 @@ class Core:
             mount.activate()
         if not mount.warm and spec.warm_up:
             with steps("warm_up"), self._quiet:
-                engine.warm_up()
+                with mount.watched():
+                    engine.warm_up()
                 mount.warmed()
         steps.check()
         mount.engines[spec.key] = known
@@ -230,6 +234,8 @@ class Core:
 
     def _forget(self, mount: Mount) -> None:
         self._mounts.pop(mount.fingerprint, None)
+        if self._cuda is not None:
+            self._cuda.forget(mount.fingerprint)
         if not mount.failed and (spare := mount.spare()) is not None:
             self._shelf.put(mount.fingerprint, spare)
 

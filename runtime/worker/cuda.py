@@ -1,23 +1,27 @@
-"""A CUDA device: weights go up through one pinned staging buffer, in chunks, beside whatever is computing.
+"""A GPU: weights go up in chunks beside whatever is computing, from page-locked memory, in the order of first use.
 
-Belongs here: device memory of weights. Never: modules, files, decisions. `empty_cache` only in `relax`.
+Belongs here: the way of one model's bytes to the device. Never: modules, files, decisions. `empty_cache` only in
+`relax`.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from runtime.worker.extents import ALIGN
+from runtime.worker.landing import Landing
+from runtime.worker.lanes import CudaLanes, Lanes
+from runtime.worker.pinned import CHUNK, PinnedArena, Staged
+from runtime.workers.device_loop import report
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-CHUNK = 16 << 20
-"""Bytes per copy: PCIe runs at full speed from about 8 MiB on, and two chunks are all the pinned memory there is."""
-
-_ALIGN = 256
-"""What vectorised kernels and the allocator itself like."""
+    from runtime.worker.landing import Mark
 
 
 def plan(sizes: Sequence[int]) -> tuple[list[int], int]:
@@ -26,7 +30,7 @@ def plan(sizes: Sequence[int]) -> tuple[list[int], int]:
     at = 0
     for size in sizes:
         offsets.append(at)
-        at += -(-size // _ALIGN) * _ALIGN
+        at += -(-size // ALIGN) * ALIGN
     return offsets, at
 
 
@@ -40,7 +44,7 @@ class Piece(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """One copy: `length` bytes to `start` of the arena, gaps between tensors included."""
+    """One copy: `length` bytes to `start` of the model's memory, gaps between tensors included."""
 
     start: int
     length: int
@@ -48,7 +52,7 @@ class Chunk(NamedTuple):
 
 
 def chunks(sizes: Sequence[int], offsets: Sequence[int], limit: int = CHUNK) -> Iterator[Chunk]:
-    """Cut tensors at their arena offsets into copies of at most `limit` bytes, in order."""
+    """Cut tensors at their offsets into copies of at most `limit` bytes, in order."""
     start, length, pieces = 0, 0, list[Piece]()
     for tensor, (size, offset) in enumerate(zip(sizes, offsets, strict=True)):
         source = 0
@@ -67,52 +71,118 @@ def chunks(sizes: Sequence[int], offsets: Sequence[int], limit: int = CHUNK) -> 
         yield Chunk(start, length, pieces)
 
 
-class CudaDevice:
-    """One GPU. Uploads are serialised: one demand load per PCIe direction is fastest for everybody."""
+class Upload(NamedTuple):
+    """Tensors on the device, and the copies that bring their values; None once those are complete."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Reserve staging memory and a copy stream. Raises `RuntimeError` where there is no such device."""
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch types it no further
-        self._staging = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._copied = [torch.cuda.Event() for _ in self._staging]  # type: ignore[no-untyped-call]  # as above
+    tensors: list[torch.Tensor]
+    landing: Landing | None
+
+
+class AcceleratorDevice:
+    """One device with memory of its own. Uploads are serialised: one load per direction is fastest for everybody."""
+
+    def __init__(self, lanes: Lanes, pinned: int, *, unit: int | None = None) -> None:
+        """Reserve `pinned` bytes of page-locked memory, besides two chunks. Raises `RuntimeError` for too many."""
+        self._lanes = lanes
+        self._staging = [lanes.page_locked(CHUNK) for _ in range(2)]
+        memory = lanes.page_locked(pinned)
+        self._arena = PinnedArena(memory) if unit is None else PinnedArena(memory, unit)
         self._lock = threading.Lock()
+        self._forgotten: deque[str] = deque()
 
     def __repr__(self) -> str:
-        return f"<CudaDevice {self._device}>"
+        return f"<AcceleratorDevice {self._lanes!r} {self._arena!r}>"
 
-    def upload(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies on the device, complete when this returns. One allocation holds all of them.
+    def upload(self, key: str, tensors: Sequence[torch.Tensor], order: Sequence[int] = ()) -> Upload:
+        """Copies on the device, in one allocation; from page-locked memory they are still under way when this returns.
 
-        Raises `torch.OutOfMemoryError`, with nothing kept.
+        `key` names what never changes between two calls (a fingerprint); `order` is that of first use, by position,
+        where it is known. Raises `torch.OutOfMemoryError`, with nothing kept.
         """
-        flats = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in tensors]
-        offsets, total = plan([flat.numel() for flat in flats])
-        with self._lock, torch.cuda.device(self._device):
-            arena = torch.empty(total, dtype=torch.uint8, device=self._device)
-            # The memory may have been freed by a kernel that still runs; the copies must come after it.
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            try:
-                self._copy(arena, flats, offsets)
-            finally:  # also when a copy raises: the arena must not be freed under one that still runs
-                self._stream.synchronize()
-        return [
-            arena[offset : offset + flat.numel()].view(tensor.dtype).view(tensor.shape)
-            for tensor, flat, offset in zip(tensors, flats, offsets, strict=True)
+        order = tuple(order) or tuple(range(len(tensors)))
+        flats = [tensors[at].detach().contiguous().view(-1).view(torch.uint8) for at in order]
+        with self._lock:
+            self._drop_forgotten()
+            staged = self._arena.hold(key, flats, order)
+            if staged is None:
+                memory, offsets = self._through_staging(flats)
+                landing = None
+            else:
+                order = staged.order
+                memory, offsets, landing = self._from_arena(staged)
+        places = dict(zip(order, offsets, strict=True))
+        copies = [
+            memory[places[at] : places[at] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for at, tensor in enumerate(tensors)
         ]
+        if landing is None:
+            return Upload(copies, None)
+        return Upload(copies, landing.reordered(order))
 
-    def _copy(self, arena: torch.Tensor, flats: Sequence[torch.Tensor], offsets: Sequence[int]) -> None:
-        """Gather tensors into one chunk while the other is on its way."""
-        for turn, chunk in enumerate(chunks([flat.numel() for flat in flats], offsets)):
-            staging, copied = self._staging[turn % 2], self._copied[turn % 2]
-            copied.synchronize()
-            for piece in chunk.pieces:
-                source = flats[piece.tensor][piece.source : piece.source + piece.length]
-                staging[piece.target : piece.target + piece.length].copy_(source)
-            with torch.cuda.stream(self._stream):
-                target = arena[chunk.start : chunk.start + chunk.length]
-                target.copy_(staging[: chunk.length], non_blocking=True)
-                copied.record(self._stream)
+    def forget(self, key: str) -> None:
+        """Free what is page-locked for a key whose weights left the host; never waits for an upload under way."""
+        self._forgotten.append(key)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_forgotten()
+            finally:
+                self._lock.release()
+
+    def _drop_forgotten(self) -> None:
+        while self._forgotten:
+            self._arena.let_go(self._forgotten.popleft())
+
+    def _from_arena(self, staged: Staged) -> tuple[torch.Tensor, list[int], Landing]:
+        memory = self._lanes.memory(staged.size)
+        marks: list[Mark] = []
+        try:
+            for run in staged.runs:
+                self._lanes.copy(memory[run.target : run.target + run.length], self._arena.source(run))
+                marks.append(self._lanes.mark())
+        except BaseException:
+            if marks:  # the memory must not be freed under a copy that still runs
+                marks[-1].synchronize()
+            raise
+        landing = Landing(marks, staged.last_run)
+        staged.landings.append(landing)
+        return memory, staged.offsets, landing
+
+    def _through_staging(self, flats: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+        """Gather tensors into one chunk while the other is on its way; complete when this returns."""
+        offsets, total = plan([flat.numel() for flat in flats])
+        memory = self._lanes.memory(total)
+        marks: list[Mark | None] = [None, None]
+        try:
+            for turn, chunk in enumerate(chunks([flat.numel() for flat in flats], offsets)):
+                staging = self._staging[turn % 2]
+                if (mark := marks[turn % 2]) is not None:
+                    mark.synchronize()
+                for piece in chunk.pieces:
+                    source = flats[piece.tensor][piece.source : piece.source + piece.length]
+                    staging[piece.target : piece.target + piece.length].copy_(source)
+                self._lanes.copy(memory[chunk.start : chunk.start + chunk.length], staging[: chunk.length])
+                marks[turn % 2] = self._lanes.mark()
+        finally:  # also when a copy raises: the memory must not be freed under one that still runs
+            for mark in marks:
+                if mark is not None:
+                    mark.synchronize()
+        return memory, offsets
+
+
+class CudaDevice(AcceleratorDevice):
+    """One GPU."""
+
+    def __init__(self, device: torch.device, pinned: int = 0) -> None:
+        """Raises `RuntimeError` where there is no such device; memory that cannot be locked is done without."""
+        lanes = CudaLanes(device)
+        try:
+            super().__init__(lanes, pinned)
+        except RuntimeError as error:
+            if not pinned:
+                raise
+            report("page_locking_refused", error, device=str(device), bytes=pinned)
+            super().__init__(lanes, 0)
+        self._device = device
 
     def allocated(self) -> int:
         """Bytes of live tensors on the device, by the allocator's own count."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.tiers.index import read_index
+from runtime.worker.landing import FirstUse, Gates
 from runtime.worker.mapping import Mapping
 from runtime.worker.memory import surviving
 from runtime.worker.shelf import Spare
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from runtime.worker.cuda import Upload
     from runtime.worker.engine import Engine
     from runtime.worker.skeleton import Bound
     from runtime.workers.port import LoadSpec
@@ -32,10 +34,10 @@ class Cancelled(Exception):  # a fact, named like the rest of the tree
 
 
 class Uploads(Protocol):
-    """A device with memory of its own; see `cuda.CudaDevice`."""
+    """A device with memory of its own; see `cuda.AcceleratorDevice`."""
 
-    def upload(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies on the device, in one allocation."""
+    def upload(self, key: str, tensors: Sequence[torch.Tensor], order: Sequence[int]) -> Upload:
+        """Copies on the device, in one allocation, perhaps still on their way."""
         ...
 
 
@@ -97,6 +99,7 @@ class Mount:
         with steps("bind"):
             self._host = self._skeleton.bind(self._mapping.names, self._mapping.view, cast=spec.cast)
         self._active: Bound | None = None
+        self._gates: Gates | None = None
         self.engines: dict[str, tuple[LoadSpec, Engine]] = {} if spare is None else spare.engines
 
     def __repr__(self) -> str:
@@ -123,17 +126,42 @@ class Mount:
         if self._active is not None:
             return
         self._refill()
-        bound = self._host
+        bound, landing = self._host, None
         if self._device is not None:
-            bound = self._skeleton.stored(self._device.upload(bound.tensors))
+            tensors, landing = self._device.upload(self.fingerprint, bound.tensors, self._skeleton.order)
+            bound = self._skeleton.stored(tensors, landing)
         self._skeleton.activate(bound)
         self._active = bound
+        if landing is not None:
+            self._gates = Gates(self.module, bound.tensors, landing, self._skeleton.early)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around a first forward: learn in which order it reaches for weights, where that helps later uploads."""
+        if self._device is None or self._active is None:
+            yield
+            return
+        self._settle()
+        seen = FirstUse()
+        gates = Gates(self.module, self._active.tensors, seen)
+        try:
+            yield
+        finally:
+            gates.lift()
+        self._skeleton.used_in(seen.order)
+
+    def _settle(self) -> None:
+        """Wait for weights that are still on their way."""
+        gates, self._gates = self._gates, None
+        if gates is not None:
+            gates.lift()
 
     def deactivate(self) -> int:
         """Take the weights away from the module again; bytes that something else still holds."""
         bound, self._active = self._active, None
         if bound is None:
             return 0
+        self._settle()
         self._skeleton.evict()
         if not self.warm:  # never warmed up, so never looked at
             self._writes = self._mapping.written() > 0
@@ -149,6 +177,7 @@ class Mount:
     def warmed(self) -> None:
         """After the first forward: see whether the module writes its weights, and undo what it wrote."""
         self.warm = True
+        self._settle()
         self._writes = self._mapping.written() > 0
         self.restore()
         if self._active is not self._host and self._active is not None and self._active.restore():

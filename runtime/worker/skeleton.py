@@ -27,6 +27,8 @@ from runtime.worker.memory import Watch, resident_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 
+    from runtime.worker.landing import Way
+
 Store: TypeAlias = dict[Any, Any] | list[Any]
 
 SMALL = 64 << 10
@@ -112,7 +114,7 @@ class Bound:
         self._pristine = {
             at: tensor.clone()
             for at, tensor in enumerate(tensors)
-            if tensor.nbytes < SMALL and not isinstance(tensor, nn.Parameter)
+            if _private(isinstance(tensor, nn.Parameter), tensor)
         }
 
     def __repr__(self) -> str:
@@ -147,6 +149,18 @@ class Skeleton:
         self._recurrent = [one for one in self.module.modules() if isinstance(one, nn.RNNBase)]
         self._empty = [(store, key, cell.like) for cell in self.cells for store, key in cell.places]
         self._built = _census(self.module)
+        self.early = _early(self.module, self.cells)
+        self.order = tuple(range(len(self.cells)))
+
+    def used_in(self, order: Sequence[int]) -> None:
+        """Remember in which order a forward reaches for cells.
+
+        Small buffers come first: they are copied on the device as soon as they are there. Those never reached for come
+        last.
+        """
+        first = [at for at, cell in enumerate(self.cells) if _private(cell.parameter, cell.like) or at in self.early]
+        wanted = dict.fromkeys((*first, *order, *range(len(self.cells))))
+        self.order = tuple(wanted)
 
     @property
     def weight(self) -> int:
@@ -191,8 +205,12 @@ class Skeleton:
             raise LoadFailed(f"{len(unlike)} tensors do not match the module: {_listed(unlike)}")
         return self.stored(tensors)
 
-    def stored(self, tensors: Sequence[torch.Tensor]) -> Bound:
-        """Bind tensors that already follow the cells, such as copies on another device."""
+    def stored(self, tensors: Sequence[torch.Tensor], landing: Way | None = None) -> Bound:
+        """Bind tensors that already follow the cells, such as copies on another device, perhaps still on their way."""
+        if landing is not None:
+            for at, cell in enumerate(self.cells):
+                if _private(cell.parameter, tensors[at]):
+                    landing.reach(at)  # `Bound` copies these
         wrapped = [
             nn.Parameter(tensor, requires_grad=False)
             if cell.parameter and not isinstance(tensor, nn.Parameter)
@@ -281,6 +299,26 @@ def _elsewhere(owner: nn.Module) -> Iterator[tuple[Store, Any, torch.Tensor]]:
             yield from ((value, at, one) for at, one in value.items() if isinstance(one, torch.Tensor))
 
 
+def _early(module: nn.Module, cells: Sequence[Cell]) -> frozenset[int]:
+    """Cells that a forward may reach for without asking a registry: in lists, and in an LSTM's own."""
+    registries = {id(store) for owner in module.modules() for store in (owner._parameters, owner._buffers)}  # noqa: SLF001
+    recurrent = {
+        id(store)
+        for owner in module.modules()
+        if isinstance(owner, nn.RNNBase)
+        for store in (owner._parameters,)  # noqa: SLF001
+    }
+    return frozenset(
+        at
+        for at, cell in enumerate(cells)
+        if any(id(store) not in registries or id(store) in recurrent for store, _ in cell.places)
+    )
+
+
+def _private(parameter: bool, tensor: torch.Tensor) -> bool:  # noqa: FBT001  # a property of the tensor, not a switch
+    return not parameter and tensor.nbytes < SMALL
+
+
 def _census(module: nn.Module) -> int:
     """How many tensors a module holds, registered or not; those deeper than a list or dict are not seen."""
     return sum(
@@ -313,7 +351,7 @@ def _absent(cell: Cell) -> torch.Tensor:
 def _wrap(cell: Cell, tensor: torch.Tensor) -> torch.Tensor:
     if cell.parameter:
         return nn.Parameter(tensor, requires_grad=False)
-    return tensor.clone() if tensor.nbytes < SMALL else tensor
+    return tensor.clone() if _private(cell.parameter, tensor) else tensor
 
 
 def _named(missing: list[str], unexpected: list[str]) -> tuple[tuple[str, list[str]], ...]:

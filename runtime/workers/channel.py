@@ -37,6 +37,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     core: str
     allow: tuple[str, ...] = ()
     threads: int = 1
+    pinned: int = 0
     slots: int = 64
     slot_bytes: int = 64 << 20
     parent: int = 0

@@ -153,11 +153,13 @@ class Inbox(Protocol):
         ...
 
 
-def core_of(where: str, device: str, allow: tuple[str, ...], threads: int) -> CorePort:
+def core_of(where: str, device: str, allow: tuple[str, ...], threads: int, pinned: int = 0) -> CorePort:
     """Build the core named `package.module:factory`. Raises whatever importing or building it raises."""
     module, _, name = where.partition(":")
     factory = getattr(importlib.import_module(module), name)
-    return cast("CorePort", factory(device, allow=allow, threads=threads))
+    # Only a device with memory of its own has any use for it, and only its core takes it.
+    more = {"pinned": pinned} if pinned else {}
+    return cast("CorePort", factory(device, allow=allow, threads=threads, **more))
 
 
 def report(event: str, error: BaseException | None = None, **fields: object) -> None:

@@ -91,6 +91,7 @@ class ThreadWorker:
         on_lost: Callable[[int, str], None],
         allow: tuple[str, ...] = (),
         threads: int = 1,
+        pinned: int = 0,
         slot_bytes: int = 64 << 20,
         core: str = DEFAULT_CORE,
     ) -> None:
@@ -100,6 +101,7 @@ class ThreadWorker:
         self._on_lost = on_lost
         self._allow = allow
         self._threads = threads
+        self._pinned = pinned
         self._slot_bytes = slot_bytes
         self._where = core
         self._inbox = _Queue(self._deliver)
@@ -130,7 +132,7 @@ class ThreadWorker:
         self._orders = ThreadPoolExecutor(1, thread_name_prefix="control")
         try:
             self._core = await self._loop.run_in_executor(
-                self._orders, core_of, self._where, self._device, self._allow, self._threads
+                self._orders, core_of, self._where, self._device, self._allow, self._threads, self._pinned
             )
         except BaseException:
             self._loads.shutdown(wait=False)

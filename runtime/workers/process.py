@@ -77,6 +77,7 @@ class ProcessWorker:
         on_lost: Callable[[int, str], None],
         allow: tuple[str, ...] = (),
         threads: int = 1,
+        pinned: int = 0,
         slots: int = 64,
         slot_bytes: int = 64 << 20,
         load_timeout: float = 600.0,
@@ -86,7 +87,13 @@ class ProcessWorker:
         core: str = DEFAULT_CORE,
     ) -> None:
         self._setup = WorkerSetup(
-            device=device, core=core, allow=allow, threads=threads, slots=slots, slot_bytes=slot_bytes
+            device=device,
+            core=core,
+            allow=allow,
+            threads=threads,
+            pinned=pinned,
+            slots=slots,
+            slot_bytes=slot_bytes,
         )
         self._resolve = resolve
         self._on_ready = on_ready

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +12,8 @@ import torch
 
 from actors.errors import OutOfMemory
 from runtime.worker.core import Core
-from runtime.worker.cuda import CHUNK, CudaDevice
+from runtime.worker.cuda import CudaDevice
+from runtime.worker.pinned import CHUNK
 from runtime.workers.port import TensorSpec
 from tests.runtime.worker import modules
 from tests.runtime.worker.modules import ALLOW, randomised, saved, spec_for
@@ -22,18 +25,66 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def test_uploads_are_exact_and_come_back_to_the_allocator() -> None:
-    """Every byte arrives, across chunk borders; dropping the tensors frees what the upload took (U6)."""
-    device = CudaDevice(torch.device("cuda:0"))
+@pytest.mark.parametrize("pinned", [0, 256 << 20])
+def test_uploads_are_exact_and_come_back_to_the_allocator(pinned: int) -> None:
+    """Every byte arrives, across chunk borders, by either way; dropping the tensors frees what the upload took (U6)."""
+    device = CudaDevice(torch.device("cuda:0"), pinned)
     before = device.allocated()
     sources = [torch.rand(n) for n in (1, 0, 1000, CHUNK // 4 + 3, CHUNK)] + [torch.arange(5), torch.ones(3).bool()]
-    copies = device.upload(sources)
-    for source, copy in zip(sources, copies, strict=True):
-        assert torch.equal(source, copy.cpu())
-    assert device.allocated() - before >= sum(source.nbytes for source in sources)
-    del copies, copy
-    assert device.allocated() == before
+    order = tuple(reversed(range(len(sources))))
+    for _ in range(3):
+        copies, landing = device.upload("m", sources, order)
+        assert (landing is None) == (pinned == 0)
+        if landing is not None:
+            landing.reach_all()
+        for source, copy in zip(sources, copies, strict=True):
+            assert torch.equal(source, copy.cpu())
+        assert device.allocated() - before >= sum(source.nbytes for source in sources)
+        del copies, copy
+        assert device.allocated() == before
     device.relax()
+
+
+def test_a_forward_runs_behind_its_copies_and_computes_the_same(tmp_path: Path) -> None:
+    """The first forward after an upload is enqueued at once, and waits on the device for each weight as it needs it."""
+    width = 8 << 20
+    plain = randomised(modules.Linear, width=width)
+    spec = spec_for(saved(tmp_path / "w.safetensors", plain), "Linear", config={"width": width})
+    core = Core("cuda:0", ALLOW, pinned=1 << 30)
+    array = np.ones((2, 4), np.float32)
+    core.load(spec, never)
+    golden = ask(core, spec.key, array)["y"].tobytes()
+    for _ in range(20):
+        core.evict(spec.key)
+        core.load(spec, never)
+        assert ask(core, spec.key, array)["y"].tobytes() == golden
+
+
+def test_transfers_run_at_the_speed_of_page_locked_copies() -> None:
+    """A host hit takes at most 1.15 times the bytes over the calibrated rate of page-locked copies."""
+    device = CudaDevice(torch.device("cuda:0"), 1 << 30)
+    sources = [torch.rand(8 << 20) for _ in range(12)]
+    total = sum(source.nbytes for source in sources)
+    locked, target = (
+        torch.empty(total, dtype=torch.uint8, pin_memory=True),
+        torch.empty(total, dtype=torch.uint8, device="cuda:0"),
+    )
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    floors, mine = [], []
+    device.upload("m", sources)[1].finish()
+    for _ in range(9):
+        torch.cuda.synchronize()
+        begin.record()
+        target.copy_(locked, non_blocking=True)
+        end.record()
+        torch.cuda.synchronize()
+        floors.append(begin.elapsed_time(end) / 1e3)
+        began = time.perf_counter()
+        copies, landing = device.upload("m", sources)
+        landing.finish()
+        mine.append(time.perf_counter() - began)
+        del copies
+    assert median(mine) <= 1.15 * median(floors) + 0.0005
 
 
 def test_a_model_switches_fifty_times_with_one_answer_and_no_growth(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from runtime.worker.builders import factory_for
+from runtime.worker.cuda import Upload
 from runtime.worker.mount import Mount, Steps
 from tests.runtime.worker import modules
 from tests.runtime.worker.modules import ALLOW, randomised, saved, spec_for
@@ -23,9 +24,11 @@ class Copying:
     def __init__(self) -> None:
         self.uploads = 0
 
-    def upload(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def upload(self, key: str, tensors: Sequence[torch.Tensor], order: Sequence[int]) -> Upload:
+        assert key == "f1"
+        assert sorted(order) == list(range(len(tensors)))
         self.uploads += 1
-        return [tensor.detach().clone() for tensor in tensors]
+        return Upload([tensor.detach().clone() for tensor in tensors], None)
 
 
 def mounted(tmp_path: Path, name: str) -> tuple[Mount, torch.nn.Module, Copying]:
