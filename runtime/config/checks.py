@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_DEVICE: Final = re.compile(r"cpu:0|cuda:(?:0|[1-9]\d?)", re.ASCII)
+_DEVICE: Final = re.compile(r"(?:cpu|cuda):(?:0|[1-9]\d?)", re.ASCII)
 _HOST_LABELS: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*")
 _LONGEST: Final = {"module": 255, "host": 253, "url": 2048, "path": 4096}
 _NAME_RULE: Final = "letters, digits, dot, dash and underscore, at most 128, the first a letter or digit"
@@ -57,9 +57,9 @@ def name_at_version(value: str) -> str:
 
 
 def device_id(value: str) -> str:
-    """Check a device: `cpu:0`, `cuda:3`."""
+    """Check a device: `cpu:0`, `cpu:1`, `cuda:3`."""
     if not _DEVICE.fullmatch(value):
-        raise ValueError(f"{value[:60]!r} is not a device; write cpu:0, cuda:0, cuda:1, …")
+        raise ValueError(f"{value[:60]!r} is not a device; write cpu:0, cpu:1, cuda:0, cuda:1, …")
     return value
 
 

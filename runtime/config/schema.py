@@ -125,7 +125,7 @@ class Device(Frozen):
     """A device that models run on; one worker process each."""
 
     id: DeviceId
-    """`cpu:0`, or `cuda:` and the number of the GPU."""
+    """`cpu:` and any number, each a worker of its own on the CPU, or `cuda:` and the number of the GPU."""
     memory: Amount = Amount(share=0.5)
     """Memory that models may take on the device, as a size or a share of what it has."""
     headroom: Bytes = 0
@@ -137,7 +137,7 @@ class Device(Frozen):
     threads: Positive | None = None
     """Compute threads of the worker; null leaves the choice to it."""
     pinned: Bytes = 1 << 30
-    """Page-locked memory of a GPU's worker, from which weights go up fastest; without meaning for `cpu:0`."""
+    """Page-locked memory of a GPU's worker, from which weights go up fastest; without meaning on a CPU."""
     slots: Annotated[Positive, Field(le=4096)] = 64
     """Calls that may be under way in the worker at one time."""
     loads_in_parallel: Annotated[Positive, Field(le=64)] = 4
