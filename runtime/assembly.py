@@ -458,7 +458,10 @@ def _access(event: RequestFinished) -> None:
 async def _sample_memory(memory: HostMemory, interval: float, refs: tuple[Ref[Command], ...]) -> None:
     while True:
         await anyio.sleep(interval)
-        sample = memory.sample()
+        try:
+            sample = memory.sample()
+        except OSError:  # no descriptor left to read /proc with: the last reading stands until there is one
+            continue
         for ref in refs:
             ref.tell(Sampled(sample))
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _MANIFEST_CAP = 1 << 20
 _SHOWN_FILES = 20
 _ATTEMPTS = 3
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR})
+"""What a process short of descriptors or a file server that hiccups says of files that are fine."""
 
 Stamp: TypeAlias = tuple[Identity | None, ...]
 """Identity of the manifest and of each listed file; None for what is not there."""
@@ -47,6 +49,8 @@ class Examined:
     stamp: Stamp
     manifest: Manifest | None = None
     record: ModelRecord | None = None
+    passing: bool = False
+    """Whether the same files may well be found in order the next time: the machine failed, not they."""
 
     @property
     def withdrawn(self) -> bool:
@@ -82,14 +86,15 @@ def _examine(directory: Path, allowed: Sequence[Path]) -> Examined:
     except FileNotFoundError:
         return Examined(State.PENDING, f"no {FILE_NAME} yet", before)
     except (OSError, RuntimeError) as error:
-        return Examined(State.REJECTED, f"the manifest cannot be read: {_reason(error)}", before)
+        reason = f"the manifest cannot be read: {_reason(error)}"
+        return Examined(State.REJECTED, reason, before, passing=getattr(error, "errno", 0) in _PASSING)
     except ConfigError as error:
         return Examined(State.REJECTED, error.message, before)
     full = (*before, *stamp(directory, manifest)[1:])
-    missing, wrong = _check_files(directory, manifest, allowed)
+    missing, wrong, passing = _check_files(directory, manifest, allowed)
     if wrong or missing:
         state, reason = (State.REJECTED, "") if wrong else (State.PENDING, "incomplete: ")
-        return Examined(state, reason + _listed(wrong or missing), full, manifest)
+        return Examined(state, reason + _listed(wrong or missing), full, manifest, passing=passing)
     return Examined(State.ADMITTED, "", full, manifest, record_of(directory, manifest))
 
 
@@ -118,8 +123,9 @@ def _read_manifest(directory: Path, allowed: Sequence[Path]) -> str:
         raise ConfigError(f"the manifest is not UTF-8 at byte {error.start}") from None
 
 
-def _check_files(directory: Path, manifest: Manifest, allowed: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """Split the listed files' faults into what time may cure and what it will not."""
+def _check_files(directory: Path, manifest: Manifest, allowed: Sequence[Path]) -> tuple[list[str], list[str], bool]:
+    """Split the listed files' faults into what time may cure and what it will not; and whether one was the machine's."""
+    passing = False
     missing: list[str] = []
     wrong: list[str] = []
     for row in manifest.files:
@@ -132,6 +138,7 @@ def _check_files(directory: Path, manifest: Manifest, allowed: Sequence[Path]) -
             continue
         except (OSError, RuntimeError) as error:
             wrong.append(f"{row.path}: {_reason(error)}")
+            passing |= getattr(error, "errno", 0) in _PASSING
             continue
         if not _inside(real, allowed):
             wrong.append(f"{row.path} is a link out of the allowed directories")
@@ -139,7 +146,7 @@ def _check_files(directory: Path, manifest: Manifest, allowed: Sequence[Path]) -
             wrong.append(f"{row.path} is not a regular file")
         elif status.st_size != row.size:
             missing.append(f"{row.path} has {status.st_size} of {row.size} bytes")
-    return missing, wrong
+    return missing, wrong, passing
 
 
 def _inside(path: Path, homes: Sequence[Path]) -> bool:
@@ -149,7 +156,9 @@ def _inside(path: Path, homes: Sequence[Path]) -> bool:
 def _identity(path: str) -> Identity | None:
     try:
         return identity_of(os.stat(path))  # noqa: PTH116 -- called for every file on each refresh
-    except OSError:
+    except OSError as error:
+        if error.errno in _PASSING:
+            raise  # not "gone": whoever looks at the catalogue keeps what was there
         return None
 
 

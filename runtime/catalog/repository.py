@@ -19,7 +19,7 @@ from runtime.catalog.manifest import FILE_NAME
 from runtime.catalog.record import ModelRecord, load_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 __all__ = ["Change", "ModelRecord", "Repository", "Source", "State", "load_spec", "version_order"]
@@ -91,6 +91,8 @@ class Repository:
         self._allowed = (*roots, *allowed)
         self._places: dict[Path, _Place] = {}
         self._names: dict[str, dict[str, ModelRecord]] = {}
+        self._unread: dict[Path, str] = {}
+        self._told: dict[Path, str] = {}
         self._lock = RLock()
 
     def refresh(self) -> tuple[Change, ...]:
@@ -101,7 +103,7 @@ class Repository:
             gone = [self._gone(path) for path in [*self._places] if path not in found]
             for path, source in found.items():
                 self._look(path, source, allowed)
-            return (*gone, *self._settle(found))
+            return (*gone, *self._reading(), *self._settle(found))
 
     def find(self, name: str, version: str | None = None) -> ModelRecord:
         """Find what is served; no version means the highest. Raises `UnknownModel`."""
@@ -137,19 +139,45 @@ class Repository:
         named = {entry.directory for entry in self._entries}
         left = MOST_DIRECTORIES
         for root in self._roots:
-            for path in _children(root):
+            for path in self._below(root):
                 left -= 1
                 if left < 0:
                     return
                 if path in named:
                     continue
-                versions = () if (path / FILE_NAME).is_file() else _versions(path)
+                versions = () if (path / FILE_NAME).is_file() else self._versions(path)
                 for each in versions or (path,):
                     yield each, None
 
+    def _below(self, folder: Path) -> Iterable[Path]:
+        """The directories in a folder; those known before if it cannot be read now.
+
+        A file server that hiccups, or a process short of descriptors, must not look like a folder without models.
+        """
+        try:
+            found = _children(folder)
+        except OSError as error:
+            self._unread[folder] = os.strerror(error.errno or 0)
+            return [path for path in self._places if folder in path.parents]
+        self._unread.pop(folder, None)
+        return found
+
+    def _versions(self, path: Path) -> tuple[Path, ...]:
+        return tuple(child for child in self._below(path) if (child / FILE_NAME).is_file())
+
+    def _reading(self) -> Iterator[Change]:
+        """Say once that a folder cannot be read, and once that it can be again."""
+        for folder, reason in self._unread.items():
+            if self._told.get(folder) != reason:
+                yield Change(_named(folder), State.REJECTED, f"the folder cannot be read: {reason}")
+        for folder in self._told.keys() - self._unread.keys():
+            yield Change(_named(folder), State.ADMITTED, "the folder can be read again")
+        self._told = dict(self._unread)
+
     def _look(self, path: Path, source: Source | None, allowed: Sequence[Path]) -> None:
         place = self._places.get(path)
-        if place is not None and place.examined.stamp == stamp(path, place.examined.manifest):
+        known = place.examined if place is not None else None
+        if known is not None and not known.passing and known.stamp == stamp(path, known.manifest):
             return
         # A directory named in the configuration may lie, or link, anywhere; one that was only found may not.
         own = _resolved(path) if source is not None else None
@@ -233,11 +261,14 @@ def _resolved(path: Path) -> Path | None:
 
 
 def _children(root: Path) -> list[Path]:
-    """Directories under a root, sorted; hidden ones (`..data`, `.git`) are how files got there, not models."""
+    """Directories under a root, sorted; hidden ones (`..data`, `.git`) are how files got there, not models.
+
+    None for a root that is not there. Raises `OSError` for one that cannot be read.
+    """
     try:
         with os.scandir(root) as entries:
             found = sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_directory(entry))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return [root / name for name in found[:MOST_DIRECTORIES]]
 
@@ -249,5 +280,5 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _versions(path: Path) -> tuple[Path, ...]:
-    return tuple(child for child in _children(path) if (child / FILE_NAME).is_file())
+def _named(folder: Path) -> str:
+    return ascii(folder.name)[1:-1][:128]

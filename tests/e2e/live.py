@@ -24,7 +24,7 @@ from runtime.demo.client import Client
 from tests.e2e.modules import ALLOW, SLOW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -248,14 +248,14 @@ def carriers(mark: str) -> list[int]:
     return found
 
 
-def launch(file: Path, *, environment: Mapping[str, str] | None = None) -> Live:
-    """Start `foreload serve FILE` and do not wait. The caller ends it with `finish`."""
+def launch(file: Path, *, environment: Mapping[str, str] | None = None, prefix: Sequence[str] = ()) -> Live:
+    """Start `foreload serve FILE`, by the command `prefix` if there is one, and do not wait; `finish` ends it."""
     mark = secrets.token_hex(8)
     log = file.with_suffix(".log")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FORELOAD_", "OTEL_"))}
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, "serve", str(file)],
+            [*prefix, sys.executable, "-c", SERVE, "serve", str(file)],
             cwd=file.parent,
             env={**kept, "PYTHONPATH": str(ROOT), MARK: mark, **(environment or {})},
             stdin=subprocess.DEVNULL,

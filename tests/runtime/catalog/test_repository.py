@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,7 @@ from runtime.catalog.repository import Repository, Source, State, version_order
 from tests.runtime.catalog.directories import model, weights
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -237,6 +240,46 @@ def test_missing_roots_and_entries_are_pending_not_fatal(tmp_path: Path) -> None
     repository = Repository((tmp_path / "none",), (Source("m", tmp_path / "absent"),))
     assert states(repository) == {"m": State.PENDING}
     model(tmp_path / "absent", name="m")
+    assert states(repository) == {"m@1": State.ADMITTED}
+
+
+@contextmanager
+def without_descriptors() -> Iterator[None]:
+    """As when too many connections are open: nothing can be opened, while `stat` still works."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_folder_that_cannot_be_read_now_keeps_its_models(tmp_path: Path) -> None:
+    """F39, and a file server that hiccups: said once, served on, and looked at again as soon as it can be."""
+    model(tmp_path / "m", name="m")
+    model(tmp_path / "versions" / "2", name="v", version="2")
+    repository = Repository((tmp_path,))
+    assert states(repository) == {"m@1": State.ADMITTED, "v@2": State.ADMITTED}
+    with without_descriptors():
+        told = repository.refresh()
+        again = repository.refresh()
+        assert repository.names() == ("m", "v")
+    assert [(change.state, change.reason) for change in told] == [
+        (State.REJECTED, "the folder cannot be read: Too many open files")
+    ]
+    assert again == ()
+    assert {change.reason for change in repository.refresh()} == {"the folder can be read again"}
+    assert repository.refresh() == ()
+    shutil.rmtree(tmp_path / "m")
+    assert states(repository) == {"m@1": State.REMOVED}
+
+
+def test_a_manifest_that_could_not_be_read_is_read_the_next_time(tmp_path: Path) -> None:
+    """Although nothing about its file changes by then."""
+    repository = Repository((), (Source("m", tmp_path / "m"),))
+    model(tmp_path / "m", name="m")
+    with without_descriptors():
+        assert "Too many open files" in reasons(repository)
     assert states(repository) == {"m@1": State.ADMITTED}
 
 
