@@ -124,7 +124,7 @@ def _read_manifest(directory: Path, allowed: Sequence[Path]) -> str:
 
 
 def _check_files(directory: Path, manifest: Manifest, allowed: Sequence[Path]) -> tuple[list[str], list[str], bool]:
-    """Split the listed files' faults into what time may cure and what it will not; and whether one was the machine's."""
+    """Split the listed files' faults into what time may cure and what not; and whether one was the machine's."""
     passing = False
     missing: list[str] = []
     wrong: list[str] = []
