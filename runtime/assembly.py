@@ -42,6 +42,7 @@ from runtime.tiers.offload import ThreadOffload
 from runtime.tiers.pressure import HostMemory
 from runtime.vitals import Vitals
 from runtime.workers.local import ThreadWorker
+from runtime.workers.pipelines import PreprocessLimits
 from runtime.workers.process import ProcessWorker
 
 if TYPE_CHECKING:
@@ -288,6 +289,7 @@ def _worker(
     threads = device.threads or compute_threads(sum(each.id.startswith("cpu") for each in config.devices))
     pinned = device.pinned if device.id.startswith("cuda:") else 0
     slot_bytes = max(config.server.limits.body, config.server.limits.response)
+    preprocess = PreprocessLimits(**config.preprocess.model_dump())
     if device.isolation == "thread":
         return ThreadWorker(
             device.id,
@@ -298,6 +300,7 @@ def _worker(
             threads=threads,
             pinned=pinned,
             slot_bytes=slot_bytes,
+            preprocess=preprocess,
         )
     return ProcessWorker(
         device.id,
@@ -309,6 +312,7 @@ def _worker(
         pinned=pinned,
         slots=device.slots,
         slot_bytes=slot_bytes,
+        preprocess=preprocess,
         load_timeout=device.load_timeout,
     )
 
@@ -424,6 +428,7 @@ def limits_of(config: Config) -> Limits:
         chunks=limits.chunks,
         body_idle=limits.body_idle,
         header_idle=limits.header_idle,
+        compared=limits.compared,
         connections=limits.connections,
     )
 

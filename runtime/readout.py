@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import structs
 
 from actors.forecaster import Forecaster
 from actors.residency.model import ModelKey
@@ -24,9 +26,24 @@ if TYPE_CHECKING:
     from actors.views import TierSnapshot
     from runtime.telemetry.feed import Feed
     from runtime.telemetry.tally import Tally
+    from runtime.workers.pipelines import Prepared
 
 RECENT = 50
 """Events that a state shows."""
+
+
+class Worker(Protocol):
+    """A device worker as far as it is shown."""
+
+    @property
+    def pid(self) -> int:
+        """0 while there is none."""
+        ...
+
+    @property
+    def prepared(self) -> Prepared:
+        """What was shared of the work on inputs that come as files."""
+        ...
 
 
 class Readout:
@@ -40,7 +57,7 @@ class Readout:
         supervisor: Supervisor,
         memory: Memory,
         policy: Mapping[str, object],
-        workers: Mapping[str, object],
+        workers: Mapping[str, Worker],
         forecaster: Ref[ForecastMessage],
     ) -> None:
         self._devices = devices
@@ -59,7 +76,10 @@ class Readout:
         return {
             "devices": [_tier(view) for view in self._views(self._devices)],
             "host": next((_tier(view) for view in self._views((self._host,))), None),
-            "workers": {name: {"pid": getattr(worker, "pid", 0)} for name, worker in self._workers.items()},
+            "workers": {
+                name: {"pid": worker.pid, "preprocess": structs.asdict(worker.prepared)}
+                for name, worker in self._workers.items()
+            },
             "memory": {"limit": sample.limit, "available": sample.available, "used_ratio": sample.used_ratio},
             "policy": dict(self._policy),
             "access": {
@@ -125,7 +145,8 @@ class Readout:
                 used = view.loading + view.resident + view.unloading
                 devices.append(DeviceReading(view.where, view.capacity, used, view.resident, view.foreign))
         mailboxes = {name: int(row["mailbox_depth"]) for name, row in self._supervisor.snapshot().items()}
-        return Reading(tuple(devices), residents, leases, mailboxes)
+        prepared = {name: worker.prepared for name, worker in self._workers.items()}
+        return Reading(tuple(devices), residents, leases, mailboxes, prepared=prepared)
 
     @staticmethod
     def _views(refs: tuple[Ref[Command], ...]) -> list[TierSnapshot]:

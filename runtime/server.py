@@ -13,6 +13,7 @@ from actors.residency.model import Tier, Trigger
 from actors.residency.states import State
 from actors.tier_cache import TierCache
 from actors.warm_list import WarmList
+from runtime.catalog.record import input_specs
 from runtime.catalog.repository import State as Shelf
 from runtime.http.port import IndexRow, Metadata, Verdict
 from runtime.workers.port import TensorSpec
@@ -167,7 +168,7 @@ class ServingBackend:
             model.name,
             versions if version is None else [model.version],
             f"pytorch_{spec.builder.kind}",
-            [TensorSpec(each.name, each.datatype, each.shape) for each in spec.inputs],
+            [each.wire for each in input_specs(spec)],
             [TensorSpec(each.name, each.datatype, each.shape) for each in spec.outputs],
         )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlia
 
 from pydantic import AfterValidator, Field, Strict, StringConstraints, model_validator
 
+from runtime.catalog.preprocess import Preprocess, tensor_faults
 from runtime.config.units import Bytes, Flag, Seconds
 from runtime.config.yaml import Fault, Frozen, read, refuse, validate
 
@@ -130,6 +131,19 @@ class Tensor(Frozen):
         return self
 
 
+class Input(Tensor):
+    """What the model takes; how it is made where clients send a file instead."""
+
+    preprocess: Preprocess | None = None
+    """Steps from a JPEG, PNG or WAV file to this tensor; null where clients send the tensor."""
+
+    @model_validator(mode="after")
+    def _check_preprocess(self) -> Self:
+        if self.preprocess is not None:
+            refuse(tensor_faults(self.preprocess, self.datatype, self.shape))
+        return self
+
+
 class Batch(Frozen):
     """Micro-batching."""
 
@@ -167,7 +181,7 @@ class Manifest(Frozen):
     """Dotted path of the state dict inside a .pth checkpoint."""
     rename: dict[Text, Text] = Field(default_factory=dict)
     """Key prefixes of a .pth state dict and what they become."""
-    inputs: Annotated[tuple[Tensor, ...], AfterValidator(some)] = Field(max_length=1024)
+    inputs: Annotated[tuple[Input, ...], AfterValidator(some)] = Field(max_length=1024)
     """What the model takes."""
     outputs: Annotated[tuple[Tensor, ...], AfterValidator(some)] = Field(max_length=1024)
     """What the model gives."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from runtime.catalog.manifest import Manifest, Tensor
+    from runtime.catalog.manifest import Manifest
 
 CONFIG_CAP: Final = 4 << 20
 """Largest config.json, in bytes."""
@@ -73,6 +73,9 @@ def fingerprint_of(manifest: Manifest) -> str:
     Name, version, footprint and labels are not part of it. blake3, 64 hex digits.
     """
     tree = manifest.model_dump(mode="json", by_alias=True, exclude={"name", "version", "footprint", "labels"})
+    for row in tree["inputs"]:
+        if row["preprocess"] is None:  # or models without any would have changed when the key came
+            del row["preprocess"]
     tree["files"] = sorted((row.path, row.sha256) for row in manifest.files)
     tree["weights"] = manifest.weights_row.path
     return blake3(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode("utf-8", "surrogatepass")).hexdigest()
@@ -94,16 +97,25 @@ def load_spec(record: ModelRecord, weights_path: Path) -> LoadSpec:
         weights=str(weights_path),
         weights_bytes=size,
         builder=_builder(record),
-        inputs=_tensors(manifest.inputs),
-        outputs=_tensors(manifest.outputs),
+        inputs=input_specs(manifest),
+        outputs=tuple(TensorSpec(row.name, row.datatype, row.shape) for row in manifest.outputs),
         batch=BatchSpec(max_size=manifest.batch.max_size, delay=manifest.batch.delay),
         cast=manifest.cast,
         reject_nonfinite=manifest.reject_nonfinite,
     )
 
 
-def _tensors(rows: tuple[Tensor, ...]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(row.name, row.datatype, row.shape) for row in rows)
+def input_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
+    """What the model takes, and how inputs that come as files become it."""
+    return tuple(
+        TensorSpec(
+            row.name,
+            row.datatype,
+            row.shape,
+            None if row.preprocess is None else row.preprocess.pipeline(row.datatype),
+        )
+        for row in manifest.inputs
+    )
 
 
 def _builder(record: ModelRecord) -> BuilderSpec:

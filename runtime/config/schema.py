@@ -66,6 +66,8 @@ class Limits(Frozen):
     """Most requests that may wait for models at one time, over all models."""
     waiters_per_model: Positive = 2_000
     """Most requests that may wait for one model at one time."""
+    compared: Annotated[Positive, Field(le=1_024)] = 16
+    """Most models that one comparison may ask."""
     connections: Positive = 4_096
     """Most open connections; further ones are refused."""
 
@@ -200,6 +202,21 @@ class Disk(Frozen):
     """Models that are brought into the cache at one time."""
 
 
+class Preprocess(Frozen):
+    """What inputs that come as images and sounds may cost each device worker, which decodes them."""
+
+    cache: Bytes = 256 * MIB
+    """Memory for decoded inputs, shared by all models that declare the same steps; 0 keeps none."""
+    result: SomeBytes = 256 * MIB
+    """Largest tensor that one input may become."""
+    pixels: Annotated[Positive, Field(le=89_478_485)] = 50_000_000
+    """Most pixels of an image, as it comes and once it is resized."""
+    samples: Annotated[Positive, Field(le=1 << 30)] = 32_000_000
+    """Most samples of a sound over all channels, as it comes, at the model's rate, and in its windows."""
+    threads: Annotated[Positive, Field(le=64)] = 2
+    """Threads that decode beside the one that runs models."""
+
+
 class Backoff(Frozen):
     """How long a model that failed to load is left alone."""
 
@@ -326,6 +343,8 @@ class Config(Frozen):
     """The host tier: weights in this machine's memory."""
     disk: Disk = Disk()
     """The disk tier: foreload's own cache of weights."""
+    preprocess: Preprocess = Preprocess()
+    """What inputs that come as images and sounds may cost each device worker, which decodes them."""
     policy: Policy = Policy()
     """Who stays resident and who leaves."""
     repository: tuple[Folder, ...] = ()

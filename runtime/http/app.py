@@ -14,6 +14,7 @@ from actors.errors import Draining
 from runtime.http.admin import Reading
 from runtime.http.auth import Key, Keyring, refuse_cross_site
 from runtime.http.body import Codings
+from runtime.http.compare import Compare
 from runtime.http.endpoint import EXCHANGE, Missing, SmallBodies
 from runtime.http.errors import CLIENT_LEFT, refusal
 from runtime.http.exchange import Exchange
@@ -54,6 +55,7 @@ class Front:
             *Health(backend, notify).routes(),
             *Reading(backend).routes(),
             *Repository(backend, SmallBodies(limits, codings)).routes(),
+            *Compare(backend, limits, codings, notify).routes(),
         ]
         self.router = Router(routes, redirect_slashes=False, default=Missing())
 

@@ -114,6 +114,12 @@ def authorise(key: Key | None, scope: Scope, model: str = "") -> None:
         raise NotAllowed(f"the key lacks the scope {scope.value}", model=model or None)
 
 
+def authorise_some(key: Key | None, scope: Scope) -> None:
+    """Raise `NotAllowed` unless the key has the scope for some model; for which ones is asked once they are known."""
+    if key is not None and not any(held.partition(":")[0] == scope for held in key.scopes):
+        raise NotAllowed(f"the key lacks the scope {scope.value}")
+
+
 def refuse_cross_site(method: str, headers: Mapping[bytes, bytes]) -> None:
     """Raise `NotAllowed` for an unsafe verb that a browser sends on behalf of another site."""
     if method in _SAFE:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from runtime.http.limits import Limits
     from runtime.http.port import Backend, Served
 
-_BINARY: Final = b"application/octet-stream"
+BINARY: Final = b"application/octet-stream"
 _HITS: Final = frozenset({"hit", "prefetch_hit"})
 _DURATION: Final = re.compile(rb"([0-9]{1,9}(?:\.[0-9]{1,9})?)(us|ms|s|m|h)?")
 _UNITS: Final = {b"us": 1e-6, b"ms": 1e-3, b"": 1.0, b"s": 1.0, b"m": 60.0, b"h": 3600.0}
@@ -93,7 +93,7 @@ class Infer:
         if b"accept-encoding" in exchange.headers and len(body) > WORTH_DEFLATING:
             body, coding = await self._codings.deflate(body, exchange.headers[b"accept-encoding"])
         lines = [
-            (b"content-type", JSON if answer.json_length is None else _BINARY),
+            (b"content-type", JSON if answer.json_length is None else BINARY),
             (b"content-length", b"%d" % len(body)),
             (b"foreload-trace-id", (served.trace_id or exchange.trace_id).encode("ascii")),
             (b"x-request-id", exchange.request_id.encode("ascii")),

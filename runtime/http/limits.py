@@ -51,6 +51,7 @@ class Limits:
     body_idle: float = 30.0
     header_idle: float = 10.0
     keep_alive: int = 5
+    compared: int = 16
     connections: int = 20_000
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from actors.residency.model import ModelKey, Tier
     from runtime.telemetry.buckets import Buckets
+    from runtime.workers.pipelines import Prepared
 
 _log = logging.getLogger("foreload.telemetry")
 
@@ -45,6 +46,8 @@ class Reading:
     mailboxes: Mapping[str, int] = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
     """By channel (`spans`, `logs`, …): how much telemetry was dropped since the start."""
+    prepared: Mapping[str, Prepared] = field(default_factory=dict)
+    """By device: work on inputs that come as files."""
 
 
 class Counted(Protocol):
@@ -129,10 +132,24 @@ class Readings(Collector):
         for actor, count in reading.mailboxes.items():
             depths.add_metric((actor,), count)
         yield depths
+        yield from _preprocess(reading.prepared)
         lost = CounterMetricFamily("foreload_telemetry_lost", "Telemetry dropped.", labels=("channel",))
         for channel, count in reading.lost.items():
             lost.add_metric((channel,), count)
         yield lost
+
+
+def _preprocess(prepared: Mapping[str, Prepared]) -> Iterator[Metric]:
+    hits = CounterMetricFamily(
+        "foreload_preprocess_hits", "Files whose tensor was there or on its way.", labels=("device",)
+    )
+    misses = CounterMetricFamily("foreload_preprocess_misses", "Files that were decoded.", labels=("device",))
+    kept = GaugeMetricFamily("foreload_preprocess_cache_bytes", "Tensors of files, kept.", labels=("device",))
+    for device, counts in prepared.items():
+        hits.add_metric((device,), counts.hits)
+        misses.add_metric((device,), counts.misses)
+        kept.add_metric((device,), counts.bytes)
+    yield from (hits, misses, kept)
 
 
 def _summed(counts: Mapping[ModelKey, int], label: Callable[[ModelKey], str]) -> dict[str, int]:

@@ -22,6 +22,7 @@ from runtime.worker.datatypes import (
     Array,
     Datatype,
     finite,
+    from_base64,
     from_json,
     json_decoder,
     pack_bytes,
@@ -76,11 +77,13 @@ class Codec:
         self._names: dict[str, str] = {"model_name": name or version}
         if name:
             self._names["model_version"] = version
-        self._inputs = {spec.name: spec for spec in inputs}
+        self._inputs = {spec.name: spec.wire for spec in inputs}
+        self._files = frozenset(spec.name for spec in inputs if spec.preprocess is not None)
         self._outputs = {spec.name: spec for spec in outputs}
         self._reject_nonfinite = reject_nonfinite
         self._json_depth = json_depth
-        elements = {DATATYPES[spec.datatype].json for spec in inputs if spec.datatype in DATATYPES}
+        wire = self._inputs.values()
+        elements = {DATATYPES[spec.datatype].json for spec in wire if spec.datatype in DATATYPES}
         self._reader = document.reader_of(elements.pop() if len(elements) == 1 else None)
 
     def __repr__(self) -> str:
@@ -113,6 +116,8 @@ class Codec:
             size = _declared_size(one)
             if size is None:
                 array = _from_data(one, datatype, prod(shape))
+                if one.name in self._files:
+                    array = from_base64(one.name, array)
             else:
                 if tail is None:
                     raise BadRequest(f"input {one.name!r} is binary, but Inference-Header-Content-Length is missing")

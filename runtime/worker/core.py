@@ -28,6 +28,7 @@ from runtime.worker.shelf import Shelf
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from runtime.workers.pipelines import Prepared, PreprocessLimits
     from runtime.workers.port import Answer, Laid, LoadSpec
 
 __all__ = ["Cancelled", "Core", "Evicted", "Loaded", "Resident", "Submission"]
@@ -69,10 +70,17 @@ class _Flight:
 class Core:
     """Everything one device worker holds."""
 
-    def __init__(self, device: str, allow: tuple[str, ...] = (), threads: int = 1, pinned: int = 0) -> None:
+    def __init__(
+        self,
+        device: str,
+        allow: tuple[str, ...] = (),
+        threads: int = 1,
+        pinned: int = 0,
+        preprocess: PreprocessLimits | None = None,
+    ) -> None:
         """`device` is `cpu:0` or `cuda:1`; `allow` names modules that builders may call; `threads` per forward.
 
-        `pinned` bytes of page-locked memory serve uploads to a GPU.
+        `pinned` bytes of page-locked memory serve uploads to a GPU; `preprocess` limits inputs that come as files.
         """
         torch.set_num_threads(threads)
         # Not `cpu:0`: torch takes that for another device than `cpu`, and would copy each input to reach it.
@@ -86,7 +94,7 @@ class Core:
         self._books = threading.RLock()  # over the four above; held for pointer moves only
         self._turn = threading.Lock()  # one batch, or one build that changes process-wide torch settings
         self._quiet = threading.Lock()  # the same between warm-ups and such builds
-        self._runner = Runner(self._device, self._turn)
+        self._runner = Runner(self._device, self._turn, limits=preprocess)
 
     def __repr__(self) -> str:
         return f"<Core {self._device} {len(self._served)} resident {len(self._mounts)} mounted>"
@@ -171,7 +179,7 @@ class Core:
         codec = Codec(
             spec.key, spec.inputs, spec.outputs, reject_nonfinite=spec.reject_nonfinite, json_depth=spec.json_depth
         )
-        return Served(spec, engine, codec, mount.resident)
+        return Served(spec, engine, codec, mount.resident, self._runner.preparer.steps_of(spec.inputs))
 
     def _admit(self, served: Served) -> None:
         """Serve it from now on. What served that key before goes once its last call is answered."""
@@ -273,6 +281,14 @@ class Core:
             if served is None:
                 raise Broken("the model is not resident on this device", model=key)
             return self._runner.submit(served, body, json_length, done)
+
+    def attend(self, wake: Callable[[], None]) -> None:
+        """Have `wake` called, from any thread, when `step` has something to run that no call announced."""
+        self._runner.wake = wake
+
+    def prepared(self) -> Prepared:
+        """How much work on inputs that come as files was shared."""
+        return self._runner.preparer.snapshot()
 
     @property
     def pending(self) -> bool:

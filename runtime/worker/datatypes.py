@@ -5,6 +5,7 @@ Belongs here: what one element looks like on the wire. Never: requests, signatur
 
 from __future__ import annotations
 
+import binascii
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -102,6 +103,17 @@ def from_json(datatype: Datatype, name: str, elements: list[Any]) -> Array:
         return np.fromiter(elements, datatype.dtype, len(elements))
     except (OverflowError, ValueError):
         raise BadTensor(f"input {name!r}: a value is out of range for {datatype.name}") from None
+
+
+def from_base64(name: str, texts: Array) -> Array:
+    """The files that the strings of a JSON body stand for. Raises `BadTensor`."""
+    files = np.empty(len(texts), dtype=object)
+    for place, text in enumerate(texts):
+        try:
+            files[place] = binascii.a2b_base64(text, strict_mode=True)
+        except binascii.Error:
+            raise BadTensor(f"input {name!r}: element {place} is not base64, which files in JSON come as") from None
+    return files
 
 
 def unpack_bytes(name: str, count: int, buffer: memoryview) -> Array:

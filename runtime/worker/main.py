@@ -34,6 +34,7 @@ from runtime.workers.channel import (
     LoadDone,
     LoadUndone,
     Ping,
+    Pong,
     Ready,
     ReleaseHost,
     Stop,
@@ -119,7 +120,7 @@ class Control:
                     order.id, tuple(HeldModel(one.key, one.fingerprint, one.resident, one.in_flight) for one in held)
                 )
             case Ping():
-                return Done(order.id)
+                return Pong(order.id, self._core.prepared())
 
     def _load(self, order: Load, cancelled: threading.Event) -> None:
         def work() -> Reply:
@@ -166,7 +167,7 @@ def run(setup: WorkerSetup) -> int:
     keep_pages()
     ring = WorkerRing(memory_fd=setup.memory_fd, bell_fd=setup.bell_fd, slots=setup.slots, slot_bytes=setup.slot_bytes)
     channel = WorkerChannel(socket.socket(fileno=setup.control_fd))
-    core = core_of(setup.core, setup.device, setup.allow, setup.threads, setup.pinned)
+    core = core_of(setup.core, setup.device, setup.allow, setup.threads, setup.pinned, setup.preprocess)
     loop = DeviceLoop(core, ring)
 
     def on_term(_number: int, _frame: FrameType | None) -> None:

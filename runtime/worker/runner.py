@@ -7,7 +7,9 @@ A call's failure is that call's alone: a failed batch is run again one by one.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,8 @@ from runtime.worker.batcher import Batcher, Group
 from runtime.worker.codec import WireTensor
 from runtime.worker.engine import to_torch, to_wire
 from runtime.worker.faults import DeviceLost, device_lost, inference_error
+from runtime.worker.preprocess.preparer import Preparer
+from runtime.workers.pipelines import PreprocessLimits
 from runtime.workers.port import Answer, Laid, Timings
 
 if TYPE_CHECKING:
@@ -28,17 +32,22 @@ if TYPE_CHECKING:
 
     from runtime.worker.codec import Codec, InferRequest
     from runtime.worker.engine import Engine
+    from runtime.worker.preprocess.preparer import Steps
     from runtime.workers.port import LoadSpec
 
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """A resident that calls run on. `batchable` turns false when its outputs show that it has no batch dimension."""
+    """A resident that calls run on; `steps` are for inputs that come as files.
+
+    `batchable` turns false when its outputs show that it has no batch dimension.
+    """
 
     spec: LoadSpec
     engine: Engine
     codec: Codec
     resident: int
+    steps: Mapping[str, Steps] = field(default_factory=dict)
     in_flight: int = 0
     batchable: bool = True
     idle: Callable[[], object] | None = None
@@ -47,7 +56,19 @@ class Served:
 class Submission:
     """One call. Everything it holds of its body is gone before `done` is told."""
 
-    __slots__ = ("_body", "_done", "_json_length", "arrived", "decode", "request", "served", "settled")
+    __slots__ = (
+        "_body",
+        "_done",
+        "_json_length",
+        "arrived",
+        "decode",
+        "fault",
+        "left",
+        "preparing",
+        "request",
+        "served",
+        "settled",
+    )
 
     def __init__(
         self,
@@ -62,6 +83,9 @@ class Submission:
         self.decode = 0
         self.request: InferRequest | None = None
         self.settled = False
+        self.preparing = False
+        self.left = False
+        self.fault: Exception | None = None
         self._body: memoryview | None = body
         self._json_length = json_length
         self._done: Callable[[Answer | Laid | ForeloadError], None] | None = done
@@ -71,11 +95,19 @@ class Submission:
         return f"<Submission {self.served.spec.key} {'settled' if self.settled else 'open'}>"
 
     def cancel(self) -> None:
-        """Leave it out unless it is answered already; `done` is told with an error. Device thread only."""
+        """Leave it out unless it is answered already; `done` is told with an error. Device thread only.
+
+        While its files are decoded its body is in use, and the telling waits until they are.
+        """
+        self.left = True
+        if self.preparing:
+            return
         self.settle(DeadlineExceeded("the call was cancelled before it started", model=self.served.spec.key))
 
     def read(self) -> InferRequest:
         """Decode the body once. Raises `Invalid`."""
+        if self.fault is not None:
+            raise self.fault
         if self.request is None:
             assert self._body is not None
             self.request = self.served.codec.decode(self._body, self._json_length)
@@ -86,7 +118,7 @@ class Submission:
         done = self._done
         if done is None:
             return
-        self._done = self._body = self.request = None
+        self._done = self._body = self.request = self.fault = None
         self.settled = True
         self.served.in_flight -= 1
         done(outcome)
@@ -102,12 +134,17 @@ class Runner:
         device: torch.device,
         turn: AbstractContextManager[object],
         clock: Callable[[], int] = time.perf_counter_ns,
+        limits: PreprocessLimits | None = None,
     ) -> None:
-        """`turn` is held while a batch runs; `clock` counts nanoseconds."""
+        """`turn` is held while a batch runs; `clock` counts nanoseconds; `limits` are for inputs that come as files."""
         self._device = device
         self._turn = turn
         self._clock = clock
         self._batcher: Batcher[Submission] = Batcher(clock, self._group)
+        self.preparer = Preparer(limits or PreprocessLimits())
+        self.wake: Callable[[], None] = _nobody
+        self._preparing = 0
+        self._prepared: deque[Submission] = deque()
 
     def __repr__(self) -> str:
         return f"<Runner {self._batcher!r}>"
@@ -115,11 +152,11 @@ class Runner:
     @property
     def pending(self) -> bool:
         """Whether any call waits."""
-        return bool(self._batcher)
+        return bool(self._batcher or self._preparing)
 
     def due(self) -> float | None:
-        """Seconds until `step` has something to run; None if nothing is queued."""
-        return self._batcher.due()
+        """Seconds until `step` has something to run; None if nothing is queued, or only what `wake` will tell of."""
+        return 0 if self._prepared else self._batcher.due()
 
     def submit(
         self,
@@ -128,14 +165,47 @@ class Runner:
         json_length: int | None,
         done: Callable[[Answer | Laid | ForeloadError], None],
     ) -> Submission:
-        """Queue a call; its body is read when its turn comes."""
+        """Queue a call; its body is read when its turn comes, or on another thread if it brings files."""
         call = Submission(served, body, json_length, done, self._clock())
-        batch = served.spec.batch
-        self._batcher.add(served.spec.key, call, max_size=batch.max_size, delay=batch.delay)
+        if served.steps:
+            call.preparing = True
+            self._preparing += 1
+            self.preparer.start(partial(self._prepare, call))
+        else:
+            self._queue(call)
         return call
+
+    def _queue(self, call: Submission) -> None:
+        batch = call.served.spec.batch
+        self._batcher.add(call.served.spec.key, call, max_size=batch.max_size, delay=batch.delay)
+
+    def _prepare(self, call: Submission) -> None:
+        """Read a call and decode its files, on a thread for that; whatever comes of it, the device thread is told."""
+        began = self._clock()
+        try:
+            if not call.left:
+                request = call.read()
+                request.inputs = self.preparer.prepare(request.inputs, call.served.steps, lambda: call.left)
+        except Exception as fault:  # noqa: BLE001  # whatever a file provokes is its caller's answer
+            call.fault = fault
+        call.decode += self._clock() - began
+        self._prepared.append(call)
+        self.wake()
+
+    def _return(self) -> None:
+        """Take back the calls whose files are decoded."""
+        while self._prepared:
+            call = self._prepared.popleft()
+            self._preparing -= 1
+            call.preparing = False
+            if call.left:
+                call.cancel()
+            else:
+                self._queue(call)
 
     def step(self) -> None:
         """Run one batch and answer it. Raises `DeviceLost` after answering if the device cannot go on."""
+        self._return()
         if batch := self._batcher.take():
             with self._turn:
                 self._run(batch)
@@ -216,6 +286,10 @@ class Runner:
         if isinstance(body, tuple):
             return Laid(body, json_length, timings)
         return Answer(body, json_length, timings)
+
+
+def _nobody() -> None:
+    """Whoever steps until nothing is pending need not be woken."""
 
 
 def _joined(tensors: Sequence[WireTensor]) -> WireTensor:

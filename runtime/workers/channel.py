@@ -15,6 +15,7 @@ import msgspec
 
 from actors.errors import Broken, ForeloadError
 from runtime.workers.fault import Fault  # noqa: TC001 - msgspec reads the annotation
+from runtime.workers.pipelines import Prepared, PreprocessLimits
 from runtime.workers.port import LoadSpec  # noqa: TC001 - the same
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     pinned: int = 0
     slots: int = 64
     slot_bytes: int = 64 << 20
+    preprocess: PreprocessLimits = PreprocessLimits()
     parent: int = 0
     memory_fd: int = -1
     bell_fd: int = -1
@@ -83,7 +85,7 @@ class Inventory(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `Done`."""
+    """Answered by `Pong`."""
 
     id: int
 
@@ -148,6 +150,13 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     id: int
 
 
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life, and what was shared of the work on inputs that come as files."""
+
+    id: int
+    prepared: Prepared = Prepared()
+
+
 class Failed(msgspec.Struct, frozen=True, tag=True):
     """The order failed, and left nothing behind."""
 
@@ -155,8 +164,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     fault: Fault
 
 
-Answered: TypeAlias = LoadDone | LoadUndone | EvictDone | Listing | Done
-Reply: TypeAlias = Ready | LoadDone | LoadUndone | EvictDone | Listing | Done | Failed
+Answered: TypeAlias = LoadDone | LoadUndone | EvictDone | Listing | Done | Pong
+Reply: TypeAlias = Ready | LoadDone | LoadUndone | EvictDone | Listing | Done | Pong | Failed
 
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)

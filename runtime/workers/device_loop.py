@@ -19,6 +19,7 @@ from runtime.workers.bells import SkipBell
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from runtime.workers.pipelines import Prepared, PreprocessLimits
     from runtime.workers.port import Answer, Laid, LoadSpec
     from runtime.workers.ring import RingCall
 
@@ -120,6 +121,14 @@ class CorePort(Protocol):
         """Take a call; `done` is told once, from any thread. Raises `ForeloadError` instead."""
         ...
 
+    def attend(self, wake: Callable[[], None]) -> None:
+        """Call `wake`, from any thread, once `step` has something to run that neither a call nor `due` announced."""
+        ...
+
+    def prepared(self) -> Prepared:
+        """How much work on inputs that come as files was shared."""
+        ...
+
     def due(self) -> float | None:
         """Seconds until `step` has something to run: 0 now, more while a batch fills, None without calls."""
         ...
@@ -153,13 +162,20 @@ class Inbox(Protocol):
         ...
 
 
-def core_of(where: str, device: str, allow: tuple[str, ...], threads: int, pinned: int = 0) -> CorePort:
+def core_of(
+    where: str,
+    device: str,
+    allow: tuple[str, ...],
+    threads: int,
+    pinned: int = 0,
+    preprocess: PreprocessLimits | None = None,
+) -> CorePort:
     """Build the core named `package.module:factory`. Raises whatever importing or building it raises."""
     module, _, name = where.partition(":")
     factory = getattr(importlib.import_module(module), name)
     # Only a device with memory of its own has any use for it, and only its core takes it.
     more = {"pinned": pinned} if pinned else {}
-    return cast("CorePort", factory(device, allow=allow, threads=threads, **more))
+    return cast("CorePort", factory(device, allow=allow, threads=threads, preprocess=preprocess, **more))
 
 
 def report(event: str, error: BaseException | None = None, **fields: object) -> None:
@@ -181,6 +197,7 @@ class DeviceLoop:
         self._open: dict[tuple[int, int], Submission | None] = {}
         self._thread = 0
         self._ending = threading.Event()
+        core.attend(inbox.wake)
 
     def end(self) -> None:
         """Stop after the batch under way; safe from any thread and from a signal."""

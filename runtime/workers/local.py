@@ -17,6 +17,7 @@ from actors.residency.model import ModelKey, Tier
 from runtime.workers.bells import SkipBell
 from runtime.workers.device_loop import CorePort, DeviceLoop, Loaded, core_of, report
 from runtime.workers.patience import settled
+from runtime.workers.pipelines import Prepared, PreprocessLimits
 from runtime.workers.port import Answer, Laid
 from runtime.workers.process import DEFAULT_CORE
 from runtime.workers.ring import RingCall
@@ -93,6 +94,7 @@ class ThreadWorker:
         threads: int = 1,
         pinned: int = 0,
         slot_bytes: int = 64 << 20,
+        preprocess: PreprocessLimits | None = None,
         core: str = DEFAULT_CORE,
     ) -> None:
         self._device = device
@@ -103,6 +105,7 @@ class ThreadWorker:
         self._threads = threads
         self._pinned = pinned
         self._slot_bytes = slot_bytes
+        self._preprocess = preprocess or PreprocessLimits()
         self._where = core
         self._inbox = _Queue(self._deliver)
         self._core: CorePort | None = None
@@ -123,6 +126,11 @@ class ThreadWorker:
         """0: a thread."""
         return 0
 
+    @property
+    def prepared(self) -> Prepared:
+        """What was shared of the work on inputs that come as files."""
+        return Prepared() if self._core is None else self._core.prepared()
+
     # -- life ----------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
@@ -132,7 +140,14 @@ class ThreadWorker:
         self._orders = ThreadPoolExecutor(1, thread_name_prefix="control")
         try:
             self._core = await self._loop.run_in_executor(
-                self._orders, core_of, self._where, self._device, self._allow, self._threads, self._pinned
+                self._orders,
+                core_of,
+                self._where,
+                self._device,
+                self._allow,
+                self._threads,
+                self._pinned,
+                self._preprocess,
             )
         except BaseException:
             self._loads.shutdown(wait=False)

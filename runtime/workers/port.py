@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
+from runtime.workers.pipelines import Pipeline, files_of
+
 if TYPE_CHECKING:
     from actors.ports import EvictReport, Held, LoadReport
     from actors.residency.model import Model, ModelKey
@@ -19,11 +21,22 @@ Parts: TypeAlias = tuple[bytes | memoryview, ...]
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One input or output: Open Inference Protocol datatype, shape with -1 for a variable dimension."""
+    """One input or output: Open Inference Protocol datatype, shape with -1 for a variable dimension.
+
+    `preprocess` says how the worker makes it out of a file; the client then sends `wire`.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    preprocess: Pipeline | None = None
+
+    @property
+    def wire(self) -> TensorSpec:
+        """What a client sends: the tensor itself, or as many files as it is made of."""
+        if self.preprocess is None:
+            return self
+        return TensorSpec(self.name, "BYTES", files_of(self.preprocess, self.shape))
 
 
 class BuilderSpec(msgspec.Struct, frozen=True):

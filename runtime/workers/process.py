@@ -27,11 +27,13 @@ from runtime.workers.channel import (
     LoadDone,
     LoadUndone,
     Ping,
+    Pong,
     ReleaseHost,
     WorkerSetup,
 )
 from runtime.workers.life import Life
 from runtime.workers.patience import settled
+from runtime.workers.pipelines import Prepared, PreprocessLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +86,7 @@ class ProcessWorker:
         stop_grace: float = 2.0,
         start_timeout: float = 120.0,
         backoff: Backoff | None = None,
+        preprocess: PreprocessLimits | None = None,
         core: str = DEFAULT_CORE,
     ) -> None:
         self._setup = WorkerSetup(
@@ -94,7 +97,9 @@ class ProcessWorker:
             pinned=pinned,
             slots=slots,
             slot_bytes=slot_bytes,
+            preprocess=preprocess or PreprocessLimits(),
         )
+        self.prepared = Prepared()
         self._resolve = resolve
         self._on_ready = on_ready
         self._on_lost = on_lost
@@ -283,10 +288,13 @@ class ProcessWorker:
         await self._answer(life, answer, f"stalled: no release for {self._load_timeout:g} s")
 
     async def ping(self) -> None:
-        """Ask the control thread for a sign of life."""
+        """Ask the control thread for a sign of life; `prepared` is what it said of shared work the last time."""
         life, channel = self._alive()
         answer = channel.ask(Ping(channel.next_id()))
-        await self._answer(life, answer, f"stalled: no answer to a ping for {self._load_timeout:g} s")
+        reply = await self._answer(life, answer, f"stalled: no answer to a ping for {self._load_timeout:g} s")
+        if not isinstance(reply, Pong):
+            self._confused(life, reply)
+        self.prepared = reply.prepared
 
     async def infer(self, call: Call) -> Answer:
         """Run one inference; see `port.DeviceWorker`."""

@@ -327,7 +327,9 @@ class WorkerRing:
         Raises `FrontGone` at the end of the front, `BrokenBell` for a packet that may not be.
         """
         if timeout != 0:
-            self._poll.poll(None if timeout is None else timeout * 1000)
+            for descriptor, _ in self._poll.poll(None if timeout is None else timeout * 1000):
+                if descriptor == self._wake:
+                    os.eventfd_read(descriptor)
         bells: list[RingCall | SkipBell] = []
         while True:
             try:
@@ -346,7 +348,7 @@ class WorkerRing:
                     bells.append(RingCall(bell.slot, bell.generation, bell.key, bell.json_length, body))
 
     def wake(self) -> None:
-        """End a `wait` from another thread or a signal. For good: it is how the loop is told to end."""
+        """End one `wait`, the one under way or the next, from another thread or a signal."""
         os.eventfd_write(self._wake, 1)
 
     def answer(self, slot: int, generation: int, answer: Answer | Laid) -> None:

@@ -18,6 +18,7 @@ from actors.residency.model import ModelKey, Tier
 from runtime.telemetry.fanout import Fanout
 from runtime.telemetry.metrics import OTHER, Metrics
 from runtime.telemetry.readings import DeviceReading, Reading
+from runtime.workers.pipelines import Prepared
 from tests.runtime.telemetry.samples import (
     DEVICE,
     KEY,
@@ -278,6 +279,7 @@ def test_every_metric_stands_in_the_documentation_with_its_labels():
         leases={KEY: 1},
         mailboxes={"a": 1},
         lost={"logs": 1},
+        prepared={DEVICE: Prepared(3, 2, 1)},
     )
     metrics = counted(
         *one_of_each(), evicted("E9", leaked=1), load_started("L9"), finished("r9", load_wait=1.0), reading=reading

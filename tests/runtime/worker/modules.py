@@ -204,6 +204,17 @@ class Identity(nn.Module):
         return x
 
 
+class InPlace(nn.Module):
+    """Works on its input where it lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2).add_(self.scale)
+
+
 class Hoarder(nn.Module):
     """Keeps a view of its own weights in a reference cycle, or for good."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.errors import BadTensor, CorruptWeights, UnknownModel
+from runtime.workers.pipelines import Prepared
 from runtime.workers.port import Answer, LoadSpec, Timings
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Submission:
 class FakeCore:
     """Loads by `builder.target`, answers by the body's first word; `!` starts a command."""
 
-    def __init__(self, device: str, allow: tuple[str, ...] = (), threads: int = 1) -> None:
+    def __init__(self, device: str, allow: tuple[str, ...] = (), threads: int = 1, preprocess: object = None) -> None:
         if device == "broken:0":
             msg = "no such device"
             raise RuntimeError(msg)
@@ -84,6 +85,12 @@ class FakeCore:
         self.threads = threads
         self.held: dict[str, LoadSpec] = {}
         self.queue: deque[Submission] = deque()
+
+    def attend(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    def prepared(self) -> Prepared:
+        return Prepared()
 
     # -- loads ---------------------------------------------------------------------------------------
 
