@@ -1,4 +1,4 @@
-"""What a manifest may declare of inputs that come as files: every fault at once, and what is accepted means one thing."""
+"""What a manifest may declare of inputs that come as files: every fault at once."""
 
 from __future__ import annotations
 

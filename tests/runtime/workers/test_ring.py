@@ -340,11 +340,15 @@ async def test_the_end_of_the_front_ends_the_worker() -> None:
             pair.worker.flush()
 
 
-async def test_a_wake_ends_an_endless_wait() -> None:
-    """How a signal or another thread ends the device thread's sleep."""
+async def test_a_wake_ends_one_endless_wait() -> None:
+    """How a signal or another thread ends the device thread's sleep; the next sleep is as deep as before."""
     with ring() as pair:
-        pair.worker.wake()
-        assert pair.worker.wait(None) == []
+        for _ in range(2):
+            pair.worker.wake()
+            pair.worker.wake()
+            assert pair.worker.wait(None) == []
+            with pytest.raises(BlockingIOError):
+                os.eventfd_read(pair.worker._wake)
 
 
 def test_neither_side_can_resize_the_memory() -> None:

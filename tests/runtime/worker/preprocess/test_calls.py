@@ -335,6 +335,7 @@ def test_files_are_no_part_of_a_model_without_them(put: Put) -> None:
     core = put(Core("cpu:0", ALLOW), "plain@1", TensorSpec("x", "FP32", (-1, 4)), name="Linear")
     assert answered(core, "plain@1", (memoryview(PLAIN), None)).shape == (1, 3)
     assert core.prepared() == Prepared()
+    assert core._runner.preparer._pool is None, "threads are started by the first file"
 
 
 def test_a_sound_that_lies_is_named_as_well(put: Put) -> None:

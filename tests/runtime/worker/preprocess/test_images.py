@@ -109,7 +109,7 @@ def test_letterbox_keeps_the_picture_whole_in_the_middle() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("upright", [True, False])
-def test_a_picture_is_looked_at_the_way_it_was_taken(orientation: int, upright: bool) -> None:
+def test_a_picture_is_looked_at_the_way_it_was_taken(orientation: int, *, upright: bool) -> None:
     """EXIF's eight orientations, or none of them where the pipeline says so."""
     exif = Image.Exif()
     exif[0x0112] = orientation

@@ -216,7 +216,9 @@ def test_a_length_cuts_or_fills_up_with_silence(length: int) -> None:
     assert torch.equal(torch.from_numpy(found), expected)
 
 
-@pytest.mark.parametrize(("size", "hop", "lead"), [(100, 100, 0), (100, 30, 0), (576, 512, 76), (500, 1, 0), (50, 70, 3)])
+@pytest.mark.parametrize(
+    ("size", "hop", "lead"), [(100, 100, 0), (100, 30, 0), (576, 512, 76), (500, 1, 0), (50, 70, 3)]
+)
 @pytest.mark.parametrize("tail", ["drop", "pad"])
 def test_windows_are_what_unfold_gives(size: int, hop: int, lead: int, tail: str) -> None:
     """`lead` of silence in front; the rest that fills no window is dropped, or filled up."""
