@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 BENCHES := $(patsubst bench/%.py,%,$(shell grep -l '^if __name__' bench/*.py))
-YAML := $(wildcard configs/*.yaml deploy/*.yaml deploy/*/*.yml)
+YAML := $(wildcard configs/*.yaml configs/*/*.yaml deploy/*.yaml deploy/*/*.yml)
 CONFIGS := $(wildcard configs/*.yaml) deploy/foreload.yaml
 
 help: ## List the targets.

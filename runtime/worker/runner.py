@@ -184,13 +184,17 @@ class Runner:
         began = self._clock()
         try:
             if not call.left:
-                request = call.read()
-                request.inputs = self.preparer.prepare(request.inputs, call.served.steps, lambda: call.left)
+                self._decode(call)
         except Exception as fault:  # noqa: BLE001  # whatever a file provokes is its caller's answer
             call.fault = fault
         call.decode += self._clock() - began
         self._prepared.append(call)
         self.wake()
+
+    def _decode(self, call: Submission) -> None:
+        """A frame of its own, so that nothing holds the body any more when the device thread is told."""
+        request = call.read()
+        request.inputs = self.preparer.prepare(request.inputs, call.served.steps, lambda: call.left)
 
     def _return(self) -> None:
         """Take back the calls whose files are decoded."""

@@ -99,12 +99,22 @@ def identity(pipeline: Pipeline) -> bytes:
 
 
 def fits(pipeline: Pipeline, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor of this shape can be filled: that of one file, or a batch of such in front of it."""
+    """Whether a tensor of this shape can be filled: that of one file, or a batch of such in front of it.
+
+    A number of channels may stand in the shape of a sound that keeps them: files with another are then refused.
+    """
     element = pipeline.element
     if len(shape) not in {len(element), len(element) + 1}:
         return False
-    own = shape[len(shape) - len(element) :]
+    own = own_shape(pipeline, shape)
+    if isinstance(pipeline, AudioPipeline) and not pipeline.mono:
+        element = (own[0], *element[1:])
     return all(wanted in (-1, given) for wanted, given in zip(own, element, strict=True))
+
+
+def own_shape(pipeline: Pipeline, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The part of a tensor's shape that is one file's."""
+    return shape[len(shape) - len(pipeline.element) :]
 
 
 def files_of(pipeline: Pipeline, shape: tuple[int, ...]) -> tuple[int]:

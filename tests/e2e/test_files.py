@@ -8,6 +8,7 @@ import io
 import json
 import re
 import shutil
+import socket
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,6 +187,21 @@ def test_a_cold_model_costs_a_comparison_no_more_than_its_deadline(tmp_path: Pat
         said = live.post("/api/v1/compare", body)
         assert [row["status"] for row in said.json["answers"]] == [200, 200]
         live.until(lambda: live.device()["leases"] == 0 and live.device()["waiting"] == 0, "every place given up")
+
+
+def test_a_client_that_leaves_a_comparison_frees_every_place(tmp_path: Path) -> None:
+    """Two models on their way for it alone: nobody waits, nothing is leased, and the server goes on."""
+    for name in ("late", "later"):
+        put(tmp_path / "models", name, factory="late", seconds=5.0)
+    put(tmp_path / "models", "quick")
+    with serving(tmp_path) as live:
+        body = json.dumps({**json.loads(rows(1, 1, 1)), "models": ["late", "quick", "later"]}).encode()
+        with socket.create_connection((HOST, live.port)) as client:
+            head = f"POST /api/v1/compare HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            live.until(lambda: live.device()["waiting"] == 2 and "quick" in live.residents(), "two wait, one answered")
+        live.until(lambda: live.device()["waiting"] == 0 and live.device()["leases"] == 0, "places given up", 3.0)
+        assert live.infer("quick").status == 200
 
 
 def test_a_tone_at_another_rate_sounds_as_high_and_a_voice_is_a_voice(shelf: Path, demo_cache: Path) -> None:

@@ -15,7 +15,7 @@ from actors.errors import BadTensor
 from runtime.worker.codec import WireTensor
 from runtime.worker.preprocess.bad import Undecodable
 from runtime.worker.preprocess.shared import SharedResults
-from runtime.workers.pipelines import ImagePipeline, Prepared, PreprocessLimits, identity
+from runtime.workers.pipelines import ImagePipeline, Prepared, PreprocessLimits, identity, own_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 class Steps:
     """One input's pipeline, ready to run: importing what it needs is part of the load, not of the first call."""
 
-    __slots__ = ("_make", "batched", "datatype", "identity")
+    __slots__ = ("_make", "batched", "datatype", "identity", "shape")
 
     def __init__(self, spec: TensorSpec, pipeline: Pipeline, limits: PreprocessLimits) -> None:
         self.datatype = spec.datatype
         self.batched = len(spec.shape) > len(pipeline.element)
+        self.shape = own_shape(pipeline, spec.shape)
         self.identity = identity(pipeline)
         self._make: Callable[[bytes], NDArray[Any]]
         if isinstance(pipeline, ImagePipeline):
@@ -96,7 +97,7 @@ class Preparer:
             if unwanted():
                 break
             try:
-                found.append(self._results.get(blake3(raw).digest() + steps.identity, lambda raw=raw: steps(raw)))  # type: ignore[misc]
+                found.append(self._result(raw, steps))
             except Undecodable as fault:
                 which = f"file {place} of input" if len(files.array) > 1 else "input"
                 raise BadTensor(f"{which} {files.name!r} {fault}") from None
@@ -106,6 +107,12 @@ class Preparer:
         if not found:
             raise BadTensor(f"input {files.name!r} holds no file")
         return WireTensor(files.name, steps.datatype, self._joined(files.name, found) if steps.batched else found[0])
+
+    def _result(self, raw: bytes, steps: Steps) -> NDArray[Any]:
+        found = self._results.get(blake3(raw).digest() + steps.identity, lambda: steps(raw))
+        if not all(wanted in (-1, had) for wanted, had in zip(steps.shape, found.shape, strict=True)):
+            raise Undecodable(f"comes out in shape {list(found.shape)} where the model takes {list(steps.shape)}")
+        return found
 
     @staticmethod
     def _joined(name: str, found: Sequence[NDArray[Any]]) -> NDArray[Any]:

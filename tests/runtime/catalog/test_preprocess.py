@@ -54,6 +54,7 @@ def test_a_sound_is_declared_by_its_rate_and_perhaps_its_windows() -> None:
     assert spec({"kind": "audio", "rate": 8_000, "mono": False, "length": 80}, [-1, -1, 80]).preprocess == (
         AudioPipeline("FP32", 8_000, mono=False, length=80)
     )
+    assert spec({"kind": "audio", "rate": 8_000, "mono": False}, [-1, 2, -1]).wire.shape == (-1,)
 
 
 ANY = [-1, 3, -1, -1]
@@ -128,6 +129,12 @@ WRONG: dict[str, tuple[object, list[int], str, list[str]]] = {
         [-1, 4],
         "FP32",
         ["window: needs mono: true"],
+    ),
+    "samples where any number may come": (
+        {"kind": "audio", "rate": 16_000, "mono": False},
+        [-1, 2, 80],
+        "FP32",
+        ["shape: does not fit preprocess, which gives [-1, -1]"],
     ),
     "a window without a hop": ({"kind": "audio", "rate": 16_000, "window": {"size": 4}}, [-1, 4], "FP32", ["hop"]),
 }

@@ -181,6 +181,7 @@ def test_readings_are_taken_at_scrape_time():
         leases={KEY: 3, ModelKey("ghost@1"): 1, ModelKey("ghost@2"): 1},
         mailboxes={"device:cpu:0": 4},
         lost={"logs": 9},
+        prepared={DEVICE: Prepared(hits=8, misses=7, bytes=6)},
     )
     metrics = counted(finished("r1"), reading=reading)
     assert value(metrics, "foreload_device_bytes", device=DEVICE, kind="capacity") == 4_000
@@ -190,6 +191,8 @@ def test_readings_are_taken_at_scrape_time():
     assert value(metrics, "foreload_leases", model=OTHER) == 2
     assert value(metrics, "foreload_actor_mailbox_depth", actor="device:cpu:0") == 4
     assert value(metrics, "foreload_telemetry_lost_total", channel="logs") == 9
+    kinds = ("hits_total", "misses_total", "cache_bytes")
+    assert [value(metrics, f"foreload_preprocess_{kind}", device=DEVICE) for kind in kinds] == [8, 7, 6]
 
 
 def test_a_reading_that_fails_does_not_take_the_page_along(caplog: pytest.LogCaptureFixture):

@@ -173,11 +173,14 @@ def test_two_models_with_the_same_steps_decode_once(put: Put) -> None:
 
 def test_calls_with_files_share_a_forward(put: Put) -> None:
     """Batching sees tensors, whatever they came as."""
-    core = put(Core("cpu:0", ALLOW), "a@1", batch=BatchSpec(max_size=8, delay=0.05))
+    core = put(Core("cpu:0", ALLOW), "a@1", batch=BatchSpec(max_size=8))
     files = [photo(seed=seed) for seed in range(5)]
     asked = Asked(core)
     for file in files:
         asked.put("a@1", in_binary(file))
+    while len(core._runner._prepared) < len(files):
+        assert asked.woken.wait(10)
+        asked.woken.clear()
     found = asked.step()
     assert {outcome.timings.batch for outcome in asked.told.values() if isinstance(outcome, Answer)} == {5}
     assert np.allclose(np.concatenate(found), expected(core, "a@1", *files).numpy(), atol=1e-6)
@@ -345,6 +348,15 @@ def test_a_sound_that_lies_is_named_as_well(put: Put) -> None:
         answered(core, "a@1", in_binary(riff(bytes(8), size=99), name="sound"))
 
 
+def test_a_sound_with_other_channels_than_the_models_is_refused(put: Put) -> None:
+    """The declaration keeps what the file has; the model's shape says what it can take."""
+    apart = AudioPipeline("FP32", 16_000, mono=False, length=4)
+    core = put(Core("cpu:0", ALLOW), "a@1", TensorSpec("x", "FP32", (-1, 2, 4), apart), name="InPlace", y=(-1, 2, 4))
+    assert answered(core, "a@1", in_binary(riff(bytes(32), channels=2))).shape == (1, 2, 4)
+    with pytest.raises(BadTensor, match=r"input 'x' comes out in shape \[1, 4\] where the model takes \[2, 4\]"):
+        answered(core, "a@1", in_binary(riff(bytes(32))))
+
+
 def test_the_wire_says_files_where_the_signature_says_tensors() -> None:
     """One file per row of a batch, or one file where there is no batch dimension."""
     assert X.wire == TensorSpec("x", "BYTES", (-1,))
@@ -354,4 +366,3 @@ def test_the_wire_says_files_where_the_signature_says_tensors() -> None:
     assert TensorSpec("x", "FP32", (-1, -1, 4), WINDOWS).wire == TensorSpec("x", "BYTES", (-1,))
     plain = TensorSpec("x", "BYTES", (3,))
     assert plain.wire is plain
-
