@@ -167,7 +167,9 @@ def run(setup: WorkerSetup) -> int:
     keep_pages()
     ring = WorkerRing(memory_fd=setup.memory_fd, bell_fd=setup.bell_fd, slots=setup.slots, slot_bytes=setup.slot_bytes)
     channel = WorkerChannel(socket.socket(fileno=setup.control_fd))
-    core = core_of(setup.core, setup.device, setup.allow, setup.threads, setup.pinned, setup.preprocess)
+    core = core_of(
+        setup.core, setup.device, setup.allow, setup.threads, pinned=setup.pinned, preprocess=setup.preprocess
+    )
     loop = DeviceLoop(core, ring)
 
     def on_term(_number: int, _frame: FrameType | None) -> None:

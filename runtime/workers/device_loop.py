@@ -167,6 +167,7 @@ def core_of(
     device: str,
     allow: tuple[str, ...],
     threads: int,
+    *,
     pinned: int = 0,
     preprocess: PreprocessLimits | None = None,
 ) -> CorePort:

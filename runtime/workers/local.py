@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from actors.errors import ForeloadError, LoadFailed, NotReady, OutOfMemory, TooLarge, WorkerDied
@@ -141,13 +142,11 @@ class ThreadWorker:
         try:
             self._core = await self._loop.run_in_executor(
                 self._orders,
-                core_of,
+                partial(core_of, pinned=self._pinned, preprocess=self._preprocess),
                 self._where,
                 self._device,
                 self._allow,
                 self._threads,
-                self._pinned,
-                self._preprocess,
             )
         except BaseException:
             self._loads.shutdown(wait=False)

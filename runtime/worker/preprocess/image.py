@@ -26,7 +26,8 @@ warnings.filterwarnings("ignore", module="PIL")  # a hostile file shall not writ
 _MAGIC: Final = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG"}
 _SCAN: Final = b"\xff\xda"
 _SCANS: Final = 100
-"""Passes of a progressive JPEG: real ones have about ten, and each may cost as much as the whole picture."""
+_PASSES: Final = 12
+"""Scans of a progressive JPEG of the largest size: real ones have about ten, and each costs as much as a picture."""
 
 _FILTERS: Final = {
     "nearest": Image.Resampling.NEAREST,
@@ -65,11 +66,13 @@ def _decoded(raw: bytes, *, upright: bool, most: int) -> Image.Image:
     kind = next((kind for magic, kind in _MAGIC.items() if raw.startswith(magic)), None)
     if kind is None:
         raise Undecodable("is neither a JPEG nor a PNG file")
-    if kind == "JPEG" and raw.count(_SCAN) > _SCANS:
+    scans = raw.count(_SCAN) if kind == "JPEG" else 1
+    if scans > _SCANS:
         raise Undecodable(f"is a JPEG file of more than {_SCANS} scans")
     try:
         with Image.open(io.BytesIO(raw), formats=(kind,)) as opened:
             within(opened.width * opened.height, most, "has too many pixels")
+            within(opened.width * opened.height * scans, most * _PASSES, "has too many pixels in its scans")
             picture = _eight_bits(_still(opened, kind))
             turn = _TURNS.get(_orientation(opened)) if upright else None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):

@@ -176,6 +176,10 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "a bomb": (png_of(60_000, 60_000), "too many pixels"),
     "a small bomb": (png_of(400, 251), "too many pixels: 100400, at most 100000"),
     "a negative size": (png_of(2**32 - 1, 2**32 - 1), "PNG|too many pixels"),
+    "too many scans for its size": (
+        photo(250, 360, "JPEG") + b"\xff\xda" * 13,
+        "too many pixels in its scans: 1260000, at most 1200000",
+    ),
     "scans without end": (photo(kind="JPEG") + b"\xff\xda" * 100, "more than 100 scans"),
 }
 
