@@ -286,6 +286,7 @@ def _week(connection: sqlite3.Connection, state: _State, arrays: dict[str, objec
         if bool((totals < 0).any() or (passes < 0).any()):
             raise Damaged(f"its content makes no sense: slot {slot} has negative sums")
         week.sums[slot], week.exposure[slot] = narrow(totals), passes
+    week.share()
     for day, actual, expected in connection.execute("SELECT day, actual, expected FROM days ORDER BY day"):
         week.days.append(
             Day(

@@ -7,8 +7,10 @@ Never: reading a clock (wall and monotonic seconds come in), files (store), logs
 from __future__ import annotations
 
 import math
+from array import array
 from datetime import UTC, tzinfo
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,7 +33,7 @@ from forecasting.tiers import UNSEEN, Tiers, pack, widened
 from forecasting.week import QUARTER_MINUTES, Week
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -53,15 +55,33 @@ __all__ = [
     "StoreSetAside",
 ]
 
+Number = TypeVar("Number", np.float64, np.int64)
+
 _JUMP: Final = 2.0
 _OUTAGE_MINUTES: Final = 10
 _REWIND_MINUTES: Final = 1440
 _SLEW: Final = 0.01
 _MASK_MEMORY: Final = 28 * 86_400.0
+_PREPARES: Final = {8: 1, 11: 2, 13: 4}
+"""Minutes of a quarter in which little else is due, and how many past weeks are looked at by then."""
 
 
 class Full(LookupError):
     """No index is left for another model."""
+
+
+class _Live(NamedTuple):
+    """Who is counted, until somebody comes or goes: keys, their indices (all of them: `whole`), and their places."""
+
+    keys: tuple[str, ...]
+    rows: NDArray[np.int64]
+    table: tuple[str | None, ...]
+    places: Mapping[str, int]
+    whole: bool
+
+    def of(self, array: NDArray[Number]) -> NDArray[Number]:
+        """These models, on the last axis; not a copy when all of them are counted."""
+        return array[..., : len(self.table)] if self.whole else array[..., self.rows]
 
 
 # -- the counter -------------------------------------------------------------------------------------
@@ -78,8 +98,10 @@ class Counts:
         self._index: dict[str, int] = {}
         self._table: list[str | None] = []
         self._free: list[int] = []
-        self._fixed: tuple[tuple[str, ...], NDArray[np.int64], tuple[str | None, ...]] | None = None
-        self._hits: list[int] = []
+        self._fixed: _Live | None = None
+        # An increment of an array costs little more than one of a list, and numpy reads it where it lies.
+        self._hits = array("q", bytes(8))
+        self._fresh = np.frombuffer(self._hits, np.int64)
         self._born = np.zeros(0, np.int64)
         self._seen = np.zeros(0)
         self._decayed = np.zeros((len(HALF_LIVES), 0))
@@ -146,14 +168,16 @@ class Counts:
     def _grow(self) -> None:
         """Room for the index just added; doubling, so that adding n models costs O(n)."""
         size = len(self._table)
-        if size <= len(self._hits):
+        if size <= self._born.size:
             return
         room = min(max(64, 2 * len(self._hits), size), self.limit)
-        self._hits.extend([0] * (room - len(self._hits)))
         self._born, self._minute, self._quarter = (
             widened(each, room) for each in (self._born, self._minute, self._quarter)
         )
         self._seen = np.concatenate([self._seen, np.zeros(room - self._seen.size)])
+        self._fresh = self._born  # an array that is looked at cannot grow
+        self._hits.frombytes(bytes(8 * (room - len(self._hits))))
+        self._fresh = np.frombuffer(self._hits, np.int64)
         self._decayed = np.concatenate([self._decayed, np.zeros((len(HALF_LIVES), room - self._decayed.shape[1]))], 1)
 
     # -- time ----------------------------------------------------------------------------------------
@@ -184,16 +208,21 @@ class Counts:
     def _drain(self, elapsed: float, wall: float) -> None:
         """Move what was hit since the last roll into the open minute and the decayed counters."""
         size = len(self._table)
-        hits = np.fromiter(self._hits, np.int64, size)
-        self._decayed[:, :size] *= np.exp(-DECAY * elapsed)
-        found = np.flatnonzero(hits)
-        if found.size:
-            fresh = hits[found]
-            # Requests of the interval are as old as its middle, on average.
-            self._decayed[:, found] += fresh * np.exp(-DECAY * (elapsed / 2))
-            self._minute[found] += fresh
-            self._seen[found] = wall
-            self._hits = [0] * len(self._hits)
+        fresh = self._fresh[:size]
+        came = fresh != 0
+        some = bool(came.any())
+        # Requests of the interval are as old as its middle, on average. Row by row, a row being what a cache holds.
+        requests = fresh.astype(np.float64)
+        for row, fade, gain in zip(
+            self._decayed, np.exp(-DECAY * elapsed), np.exp(-DECAY * (elapsed / 2)), strict=True
+        ):
+            row[:size] *= fade
+            if some:
+                row[:size] += requests * gain
+        if some:
+            self._minute[:size] += fresh
+            np.copyto(self._seen[:size], wall, where=came)
+            fresh[:] = 0
 
     def _jump(self, wall: float, monotonic: float, facts: list[Fact]) -> None:
         """Close the open minute as unknown and go on from the new wall time."""
@@ -227,7 +256,7 @@ class Counts:
             return
         total = self._minute[: len(self._table)].copy()
         for step in range(late):
-            share = total // late + (step < total % late)
+            share = total if late == 1 else total // late + (step < total % late)
             self._write(known=not self._partial, counts=share, facts=facts)
             self._partial = False
 
@@ -260,8 +289,8 @@ class Counts:
         quarter, minute = divmod(self.tiers.end, QUARTER_MINUTES)
         if minute == 0:
             self._finish(quarter - 1, facts)
-        elif minute == QUARTER_MINUTES - 2:
-            self.week.prepare(quarter, len(self._table), self.tiers, self.zone)
+        elif minute in _PREPARES:
+            self.week.prepare(quarter, len(self._table), self.tiers, self.zone, weeks=_PREPARES[minute])
 
     def _finish(self, quarter: int, facts: list[Fact]) -> None:
         """A quarter of an hour is over: teach its slot, unless a jump made it a gap."""
@@ -392,40 +421,53 @@ class Counts:
     @property
     def keys(self) -> tuple[str, ...]:
         """Models counted now, the order of all arrays."""
-        return self._live()[0]
+        return self._live().keys
 
-    def _live(self) -> tuple[tuple[str, ...], NDArray[np.int64], tuple[str | None, ...]]:
+    @property
+    def places(self) -> Mapping[str, int]:
+        """Where each of `keys` stands in them."""
+        return self._live().places
+
+    def _live(self) -> _Live:
         if self._fixed is None:
             rows = [index for index, key in enumerate(self._table) if key is not None]
             keys = tuple(key for key in self._table if key is not None)
-            self._fixed = keys, np.array(rows, np.int64), tuple(self._table)
+            places = MappingProxyType({key: place for place, key in enumerate(keys)})
+            self._fixed = _Live(
+                keys, np.array(rows, np.int64), tuple(self._table), places, len(rows) == len(self._table)
+            )
         return self._fixed
 
     def rates(self, monotonic: float) -> NDArray[np.float64]:
         """Requests per second `[n, 5]` by half-life, as of now, the requests since the last roll included."""
-        return self.now(monotonic, monotonic)[0]
+        return np.stack([self.rate(row, monotonic) for row in range(len(HALF_LIVES))], axis=1)
+
+    def rate(self, half_life: int, monotonic: float) -> NDArray[np.float64]:
+        """One column of `rates`; `half_life` indexes `HALF_LIVES`."""
+        live, elapsed, decay = self._live(), max(monotonic - self._rolled, 0.0), float(DECAY[half_life, 0])
+        rate = live.of(self._decayed[half_life]) * (math.exp(-decay * elapsed) * decay)
+        # An instant after the roll there is nothing new.
+        if elapsed > 0 or self._fresh.any():
+            rate += live.of(self._fresh) * (math.exp(-decay * (elapsed / 2)) * decay)
+        return rate
 
     def last_seen(self, wall: float) -> NDArray[np.float64]:
         """UTC second of the last request per model, to the last roll; 0 for none yet, `wall` for one since then."""
-        return self.now(wall, self._rolled)[1]
-
-    def now(self, wall: float, monotonic: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Both `rates` and `last_seen`, for the price of one."""
-        rows = self._live()[1]
-        elapsed = max(monotonic - self._rolled, 0.0)
-        # Most have none between two rolls, and reading the list is most of the work.
-        hits = np.fromiter(self._hits, np.int64, len(self._table))[rows]
-        found = np.flatnonzero(hits)
-        rates = self._decayed[:, rows] * (np.exp(-DECAY * elapsed) * DECAY)
-        rates[:, found] += hits[found] * (np.exp(-DECAY * (elapsed / 2)) * DECAY)
-        seen = self._seen[rows]
-        seen[found] = wall
-        return rates.T, seen
+        live = self._live()
+        return np.where(live.of(self._fresh) != 0, wall, live.of(self._seen))
 
     def recent(self, minutes: int) -> History:
         """Exact counts of the last closed minutes, at most 1,440."""
-        rows = self._live()[1]
-        return self.tiers.by_minute(minutes, rows, self._born)
+        return self.tiers.by_minute(minutes, self._live().rows, self._born)
+
+    def came(self, first: int, minutes: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which models were asked for in minutes from `first` on, and of which that is known: `[n]` each."""
+        live = self._live()
+        found = self.tiers.active(first, minutes, len(live.table))
+        if found is None:
+            nothing = np.zeros(len(live.rows), np.bool_)
+            return nothing, nothing
+        return found[live.rows], self._born[live.rows] <= first
 
     def closed(self, after: int) -> tuple[tuple[int, Minute], ...]:
         """Minutes written since the minute `after`, with their numbers: what a journal has to append."""
@@ -436,7 +478,7 @@ class Counts:
 
     def snapshot(self) -> Snapshot:
         """Everything, shared rather than copied; a fraction of a millisecond."""
-        keys, rows, table = self._live()
+        keys, rows, table, _, _ = self._live()
         size = len(table)
         return Snapshot(
             keys,

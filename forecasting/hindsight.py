@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 SPAN: Final = 600.0
 """Seconds of a window."""
-_MINUTE: Final = 60.0
 _MINUTES: Final = 10
 _LATE: Final = 60.0
 """Seconds after a window's start at which a statement about it is still one about the future."""
@@ -63,13 +62,7 @@ class Hindsight:
     def _judge(
         self, counts: Counts, first: int, keys: tuple[str, ...], stated: NDArray[np.float64], wall: float
     ) -> bool:
-        begin = first * SPAN
-        past = counts.recent(int((wall - begin) // _MINUTE) + 1)
-        at = round((begin - past.start) / _MINUTE)
-        if at < 0 or at + _MINUTES > past.counts.shape[1]:
-            return False
-        known = past.known[:, at : at + _MINUTES].all(axis=1)
-        came = past.counts[:, at : at + _MINUTES].sum(axis=1) > 0
+        came, known = counts.came(first * _MINUTES, _MINUTES)
         if keys != counts.keys:
             rows = {key: row for row, key in enumerate(counts.keys)}
             order = np.array([rows.get(key, -1) for key in keys], np.int64)

@@ -10,12 +10,12 @@ import zlib
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -127,6 +127,13 @@ class History:
     known: NDArray[np.bool_]
 
 
+class Laid(NamedTuple):
+    """Rows of one grain: `codes[T, indices]`, and the share of each row that is known."""
+
+    codes: NDArray[np.uint8]
+    share: NDArray[np.float64]
+
+
 @dataclass(slots=True)
 class Tiers:
     """`end` is the first minute (since the epoch) that is not yet written; `born` is kept by the owner."""
@@ -139,6 +146,8 @@ class Tiers:
     open_known: int = 0
     generation: int = 0
     """Changes when rows were replaced other than by time passing."""
+    laid: Mapping[int, Laid] = field(default_factory=dict[int, "Laid"])
+    """Rows laid out for reading, by bucket: see `laid_out`."""
 
     def start(self, minute: int) -> None:
         """Nothing is known before this minute."""
@@ -172,18 +181,21 @@ class Tiers:
             self.fives.append(Row(encode(self.open_counts), self.open_known) if self.open_known else GAP)
             self.open_counts = np.zeros(self.open_counts.size, np.int64)
             self.open_known = 0
-        elif self.end % 5 == 2:  # noqa: PLR2004 - a minute in which nothing else is due
-            self._tidy()
-
-    def _tidy(self) -> None:
-        """Compress what is a day old; what is 8 days old goes on in rows of 15 minutes."""
-        if len(self.fives) > _FRESH:
+        elif self.end % 5 == 2 and len(self.fives) > _FRESH:  # noqa: PLR2004 - a minute in which nothing else is due
             self.fives[-_FRESH - 1] = self.fives[-_FRESH - 1].compressed()
+        elif self.end % 5 == 4:  # noqa: PLR2004 - another one
+            self._coarsen()
+
+    def _coarsen(self) -> None:
+        """What is 8 days old goes on in rows of 15 minutes, each compressed a while after it was made."""
+        if self.quarters and not isinstance(self.quarters[-1].content, bytes) and self.quarters[-1].content.size:
+            self.quarters[-1] = self.quarters[-1].compressed()
+            return
         # Three that begin a quarter leave together; a first few before a full quarter leave unheard.
         while len(self.fives) > FIVES and (self.end // 5 - len(self.fives)) % 3:
             self.fives.popleft()
         if len(self.fives) >= FIVES + 3:
-            self.quarters.append(merged([self.fives.popleft() for _ in range(3)]).compressed())
+            self.quarters.append(merged([self.fives.popleft() for _ in range(3)]))
 
     def rewind(self, to: int) -> None:
         """The clock was wrong by more than a day: whatever was written for minutes from `to` on never happened."""
@@ -235,24 +247,48 @@ class Tiers:
         known = seen & (np.arange(start, self.end) >= born[rows][:, None])
         return History(60.0 * start, 60.0, counts * known, known)
 
+    def active(self, first: int, length: int, size: int) -> NDArray[np.bool_] | None:
+        """Which of the first `size` indices were asked for in these minutes; None unless all of them were observed."""
+        place = first - (self.end - len(self.minutes))
+        rows = list(islice(self.minutes, max(place, 0), max(place + length, 0)))
+        if place < 0 or len(rows) < length or not all(row.known for row in rows):
+            return None
+        found = np.zeros(size, np.bool_)
+        for row in rows:
+            kept = row.narrow[:size]
+            found[: kept.size] |= kept != 0
+            if row.wide is not None:
+                found[row.wide[0][row.wide[0] < size]] = True
+        return found
+
     def by_bucket(self, bucket: int, rows: NDArray[np.int64], born: NDArray[np.int64]) -> History:
         """All complete buckets of 300 s (8 days) or 900 s (28 days), as `by_minute`. Raises ValueError for others."""
         if bucket not in (300, 900):
             raise ValueError(f"bucket must be 300 or 900 seconds, not {bucket!r}")
-        found = list(self.fives) if bucket == 300 else list(self._all_quarters())  # noqa: PLR2004 - five minutes
         minutes = bucket // 60
-        start = (self.end // minutes - len(found)) * minutes
-        counts = np.zeros((rows.size, len(found)))
-        share = np.zeros(len(found))
-        for place, row in enumerate(found):
-            codes = row.codes
-            inside = rows < codes.size
-            counts[inside, place] = decode(codes[rows[inside]])
-            share[place] = row.known / minutes
+        codes, share = self.laid[bucket] if bucket in self.laid else self._lay(bucket, int(rows.max(initial=-1)) + 1)
+        start = (self.end // minutes - len(share)) * minutes
+        # Transposed while it is one byte a count, not eight.
+        counts = np.asarray(_VALUES.take(np.ascontiguousarray(codes[:, rows].T)), np.float64)
         usable = share >= 0.5  # noqa: PLR2004 - half
-        known = usable & (start + minutes * np.arange(len(found)) >= born[rows][:, None])
-        counts *= known / np.where(usable, share, 1.0)
+        known = usable & (start + minutes * np.arange(len(share)) >= born[rows][:, None])
+        if not (known.all() and (share == 1).all()):
+            counts *= known / np.where(usable, share, 1.0)
         return History(60.0 * start, float(bucket), counts, known)
+
+    def laid_out(self, size: int) -> Tiers:
+        """The same for `size` indices with rows unpacked, for who reads them again and again: 5 KB an index."""
+        same = self.freeze()
+        same.laid = {bucket: self._lay(bucket, size) for bucket in (300, 900)}
+        return same
+
+    def _lay(self, bucket: int, size: int) -> Laid:
+        found = list(self.fives) if bucket == 300 else list(self._all_quarters())  # noqa: PLR2004 - five minutes
+        codes = np.zeros((len(found), size), np.uint8)
+        for place, row in enumerate(found):
+            here = row.codes[:size]
+            codes[place, : here.size] = here
+        return Laid(codes, np.array([row.known for row in found], np.float64) / (bucket // 60))
 
     def _all_quarters(self) -> Iterator[Row]:
         yield from self.quarters

@@ -45,6 +45,9 @@ _SHIFTS: Final = 32
 _GAIN_LIMIT: Final = 1000.0
 
 
+_NONE: Final = np.zeros(0, np.float32)
+
+
 class Day(NamedTuple):
     """One local day: requests seen, and what the profile expected in the same slots, per model index."""
 
@@ -72,6 +75,23 @@ class Shift:
         added = self.added.get(slot)
         fresh = np.float32(0) if added is None else np.minimum(decode(added[inside]), column[rows])
         column[rows] = (column[rows] - fresh) * self.factors[inside] + fresh
+
+
+class _Usual(NamedTuple):
+    """What the same local slot of so many `weeks` before the pass at `quarter` held, per model index.
+
+    Least, greatest and total of `passes` passes, as of the shifts by then.
+    """
+
+    quarter: int = -1
+    shifted: int = 0
+    weeks: int = 0
+    low: NDArray[np.float32] = _NONE
+    high: NDArray[np.float32] = _NONE
+    total: NDArray[np.float32] = _NONE
+    passes: NDArray[np.float32] = _NONE
+    limit: NDArray[np.float32] = _NONE
+    """Most that the pass may add, once all weeks were looked at."""
 
 
 class _Pass(NamedTuple):
@@ -124,18 +144,7 @@ class Week:
     gain: NDArray[np.float32] = field(default_factory=_floats)
     gain_until: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """What counts in rows before `gain_until` are worth today; 0: they belong to a former owner of the index."""
-    _ready: tuple[int, int, NDArray[np.float32]] = field(default_factory=lambda: (-1, 0, _floats()))
-
-    @classmethod
-    def standing(
-        cls, sums: NDArray[np.float32], exposure: NDArray[np.float32], passed: NDArray[np.bool_], quarter: int
-    ) -> Week:
-        """The week that `matrix` read as `[n, 672]` at a quarter: in another process, for a fit."""
-        return cls(
-            [narrow(np.ascontiguousarray(sums[:, slot])) for slot in range(WEEK)],
-            [np.ascontiguousarray(exposure[:, slot], np.float16) for slot in range(WEEK)],
-            np.where(passed, quarter, -1),
-        )
+    _usual: _Usual = field(default_factory=_Usual)
 
     def __post_init__(self) -> None:
         """Columns given as float32 are narrowed: read as halves they would be nonsense."""
@@ -159,20 +168,38 @@ class Week:
         self.expected += usual * known
 
         self.prepare(quarter, size, tiers, zone)
-        limit = np.where(known > 0, _padded(self._ready[2], size, np.inf)[:size], 0) * known
+        limit = np.where(known > 0, _padded(self._usual.limit, size, np.inf)[:size], 0) * known
         learned = np.minimum(counts, limit).astype(np.float32)
         fade = np.float32(self.fade(slot, quarter))
         self.sums[slot] = narrow(sums * fade + learned)
-        self.exposure[slot] = (exposure * fade + known).astype(np.float16)
+        self.exposure[slot] = self._shared(slot, (exposure * fade + known).astype(np.float16))
         self.at[slot] = quarter
         self.applied[slot] = self.shifted
         self.recent.append(_Pass(quarter, day_of(utc, zone), slot, encode(np.rint(learned))))
         return found
 
-    def prepare(self, quarter: int, size: int, tiers: Tiers, zone: tzinfo) -> None:
-        """Work out what the pass at a quarter may add, a few minutes before it ends: no tick has everything to do."""
-        if self._ready[:2] != (quarter, self.shifted):
-            self._ready = quarter, self.shifted, self._limit(quarter, size, tiers, zone)
+    def prepare(self, quarter: int, size: int, tiers: Tiers, zone: tzinfo, *, weeks: int = WEEKS_BACK) -> None:
+        """See what the pass at a quarter may add, some minutes before it ends, a few weeks back at a time.
+
+        No tick has everything to do then; what was not prepared is done when the quarter closes.
+        """
+        if self._usual[:2] != (quarter, self.shifted):
+            low, high = np.full(size, np.inf, np.float32), np.zeros(size, np.float32)
+            self._usual = _Usual(quarter, self.shifted, 0, low, high, high.copy(), high.copy())
+        for back in range(self._usual.weeks + 1, weeks + 1):
+            self._look_back(back, tiers, zone)
+            if back == WEEKS_BACK:
+                self._usual = self._usual._replace(limit=self._limit())
+
+    def _shared(self, slot: int, exposure: NDArray[np.float16]) -> NDArray[np.float16]:
+        """The column of the slot before if it says the same: most do, and half of all memory would go into copies."""
+        before = self.exposure[slot - 1]
+        return before if np.array_equal(before.view(np.uint16), exposure.view(np.uint16)) else exposure
+
+    def share(self) -> None:
+        """Keep equal columns of exposure once."""
+        for slot in range(WEEK):
+            self.exposure[slot] = self._shared(slot, self.exposure[slot])
 
     def fade(self, slot: int, quarter: int) -> float:
         """What is left at a quarter of a slot's sums as stored."""
@@ -215,7 +242,7 @@ class Week:
                 totals[index] = 0
         self.gain, self.gain_until = _padded(self.gain, index + 1, 1), _padded_ints(self.gain_until, index + 1)
         self.gain[index], self.gain_until[index] = 0, quarter
-        self._ready = (-1, 0, _floats())
+        self._usual = _Usual()
         self.epoch += 1
 
     def add(self, sums: NDArray[np.float32], exposure: NDArray[np.float32], at: NDArray[np.int64]) -> None:
@@ -273,38 +300,41 @@ class Week:
 
     # -- what keeps it honest ------------------------------------------------------------------------
 
-    def _limit(self, quarter: int, size: int, tiers: Tiers, zone: tzinfo) -> NDArray[np.float32]:
+    def _look_back(self, weeks: int, tiers: Tiers, zone: tzinfo) -> None:
+        """Take in the pass of so many weeks before. Those from before a level shift count at the level after it."""
+        usual = self._usual
+        self._usual = usual._replace(weeks=weeks)
+        size, utc = usual.low.size, usual.quarter * SLOT - weeks * _WEEK_SECONDS
+        if utc < 0:
+            return
+        here = offset_of(usual.quarter * SLOT, zone)
+        earlier = int((utc + here - offset_of(utc, zone)) // SLOT)
+        values, known = tiers.quarter(earlier)
+        if known < 8:  # noqa: PLR2004 - more than half of 15
+            return
+        values = values[:size]
+        kept = values.size
+        if known < QUARTER_MINUTES:
+            values *= np.float32(QUARTER_MINUTES / known)
+        shifted = earlier < self.gain_until[:kept]
+        if shifted.any():
+            values[: shifted.size][shifted] *= self.gain[:kept][shifted]
+        for array, take in ((usual.low, np.minimum), (usual.high, np.maximum), (usual.total, np.add)):
+            take(array[:kept], values, out=array[:kept])
+        usual.passes[:kept] += 1
+
+    def _limit(self) -> NDArray[np.float32]:
         """Most that a pass may add: 4 x the median of the same local slot in the last 4 weeks, + 10 (forecasting 7).
 
-        Without two such passes there is no limit. Passes from before a level shift count at the level after it.
+        Without two such passes there is no limit.
         """
-        low, high = np.full(size, np.inf, np.float32), np.zeros(size, np.float32)
-        total, passes = np.zeros(size, np.float32), np.zeros(size, np.float32)
-        here = offset_of(quarter * SLOT, zone)
-        for weeks in range(1, WEEKS_BACK + 1):
-            utc = quarter * SLOT - weeks * _WEEK_SECONDS
-            if utc < 0:
-                break
-            earlier = int((utc + here - offset_of(utc, zone)) // SLOT)
-            values, known = tiers.quarter(earlier)
-            if known < 8:  # noqa: PLR2004 - more than half of 15
-                continue
-            values = values[:size]
-            kept = values.size
-            if known < QUARTER_MINUTES:
-                values *= np.float32(QUARTER_MINUTES / known)
-            shifted = earlier < self.gain_until[:kept]
-            values[: shifted.size][shifted] *= self.gain[:kept][shifted]
-            low[:kept] = np.minimum(low[:kept], values)
-            high[:kept] = np.maximum(high[:kept], values)
-            total[:kept] += values
-            passes[:kept] += 1
+        quarter, _, _, low, high, total, passes, _ = self._usual
         # Of three or four the middle is what remains without the least and the most.
         inner = passes > 2  # noqa: PLR2004
         middle = np.where(inner, total - low - high, total) / np.maximum(np.where(inner, passes - 2, passes), 1)
         limit = np.where(passes >= 2, CAP_TIMES * middle + CAP_PLUS, np.inf).astype(np.float32)  # noqa: PLR2004
         # Rows from before an index got its owner are somebody else's habit.
-        kept = min(size, self.gain.size)
+        kept = min(limit.size, self.gain.size)
         limit[:kept][(self.gain[:kept] == 0) & (self.gain_until[:kept] > quarter - WEEKS_BACK * WEEK)] = np.inf
         return limit
 

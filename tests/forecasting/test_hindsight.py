@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forecasting.counts import Counts
@@ -119,6 +119,7 @@ def test_a_clock_set_back_starts_over() -> None:
 
 
 @given(st.lists(st.floats(0.0, 4_000.0), max_size=30), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
 def test_looks_at_any_time_never_judge_twice(steps: list[float], seed: int) -> None:
     """However irregular the looks: at most one judgement per model and window."""
     rng = np.random.default_rng(seed)
