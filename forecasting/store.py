@@ -64,7 +64,7 @@ class Store:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return cls(_connected(path), path), ()
-        except (Damaged, sqlite3.DatabaseError) as error:
+        except (Damaged, sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a check may quote what is damaged
             _refuse_lock(error)
             aside = _set_aside(path)
             return cls(_connected(path), path), (StoreSetAside(str(aside), str(error)),)
@@ -124,7 +124,7 @@ class Store:
         try:
             with self._lock:
                 saved = load(self._connection)
-        except (Damaged, sqlite3.DatabaseError) as error:
+        except (Damaged, sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a check may quote what is damaged
             _refuse_lock(error)
             with self._lock:
                 self._connection.close()
