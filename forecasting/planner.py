@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,8 +61,10 @@ class Job:
     require: bool = False
 
     def __post_init__(self) -> None:
-        numbers = (self.seconds, self.ready_by, self.release, self.value, self.variance, self.disk_seconds)
-        if not all(math.isfinite(number) for number in numbers):
+        # A sum with infinity or NaN in it is one of them.
+        if not math.isfinite(
+            self.seconds + self.ready_by + self.release + self.value + self.variance + self.disk_seconds
+        ):
             raise ValueError(f"job {self.key} has a number that is not finite: {self!r}")
         if self.seconds < 0 or self.disk_seconds < 0 or self.variance < 0 or self.bytes < 0:
             raise ValueError(f"job {self.key} has a negative duration or size: {self!r}")
@@ -239,6 +242,8 @@ def on_time(lengths: Sequence[float], deadlines: Sequence[float], values: Sequen
     order = sorted(range(count), key=lambda index: (ends[index], steps[index], index))
     if total < 0:
         return [False] * count
+    if _all_fit([index for index in order if values[index] > 0], steps, ends):
+        return [value > 0 for value in values]
     best: NDArray[np.float64] = np.full(total + 1, -np.inf)
     best[0] = 0.0
     take = np.zeros((count, total + 1), dtype=np.bool_)
@@ -248,10 +253,14 @@ def on_time(lengths: Sequence[float], deadlines: Sequence[float], values: Sequen
             continue
         offered = best[: end - step + 1] + values[index]
         current = best[step : end + 1]
-        better = offered > current
-        take[index, step : end + 1] = better
-        best[step : end + 1] = np.where(better, offered, current)
+        np.greater(offered, current, out=take[index, step : end + 1])
+        np.maximum(offered, current, out=current)
     return _trace_back(order, steps, take, int(np.argmax(best)))
+
+
+def _all_fit(order: Sequence[int], steps: Sequence[int], ends: Sequence[int]) -> bool:
+    """Whether one after the other, earliest deadline first, all are over in time: then there is nothing to choose."""
+    return all(over <= ends[index] for index, over in zip(order, accumulate(steps[i] for i in order), strict=True))
 
 
 def _grid(horizon: float, count: int) -> float:
@@ -296,7 +305,7 @@ def _slacken(placed: Sequence[Placed], start: float, *, eager: bool) -> list[Pla
         wanted = block[0].start - Z * math.sqrt(sum(each.job.variance for each in block))
         first = free_from if eager else max(wanted, free_from)
         shift = max(block[0].start - first, 0.0)
-        result += [replace(each, start=each.start - shift, ready_by=each.ready_by - shift) for each in block]
+        result += [Placed(each.job, each.start - shift, each.ready_by - shift, each.release) for each in block]
         free_from = max(result[-1].ready_by, free_from)
     return result
 

@@ -6,6 +6,7 @@ channel may be busy with guesses only half of the time.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -99,35 +100,43 @@ def refill(scene: Scene, *, free: float, tokens: Tokens, guards: Guards | None =
     Call it only when no load is queued or under way.
     """
     guards = guards or Guards()
-    cost = np.where(scene.where == HOST, scene.host_cost, scene.disk_cost)
-    chance = -np.expm1(-scene.rate * guards.window)
-    wanted = (scene.where != DEVICE) & ((chance >= guards.least) | scene.forced)
+    # The rate that has the least chance, rather than the chance of every rate.
+    least = -np.log1p(-guards.least) / guards.window if guards.least < 1 else np.inf
+    wanted = (scene.where != DEVICE) & ((scene.rate >= least) | scene.forced)
     candidates = np.flatnonzero(wanted)
     if candidates.size == 0:
         return []
-    worth = scene.rate * cost / np.maximum(scene.size, 1.0)
-    worth = np.where(scene.forced, np.inf, worth)
-    candidates = candidates[np.argsort(-worth[candidates], kind="stable")][: guards.most]
+    on_host = scene.where[candidates] == HOST
+    cost = np.where(on_host, scene.host_cost[candidates], scene.disk_cost[candidates])
+    worth = scene.rate[candidates] * cost / np.maximum(scene.size[candidates], 1.0)
+    best = _best(np.where(scene.forced[candidates], np.inf, worth), guards.most)
+    asked = candidates[best]
     residents = np.flatnonzero((scene.where == DEVICE) & scene.movable & ~scene.forced)
     queue = residents[np.argsort(scene.score[residents], kind="stable")]
+    # What a victim would cost is reckoned from disk: it may fall through the host tier as well.
+    lost = (scene.rate[queue] * scene.disk_cost[queue]).tolist()
+    below = [0.0, *np.cumsum(scene.size[queue]).tolist()]  # bytes of so many victims, exact as floats
     moves: list[Refill] = []
     used = 0
-    for index in candidates.tolist():
-        seconds = float(cost[index])
+    columns = (asked, cost[best], scene.size[asked], scene.rate[asked], scene.forced[asked])
+    for index, seconds, size, rate, forced in zip(*(column.tolist() for column in columns), strict=True):
         if not tokens.affords(seconds):
             break
-        need = float(scene.size[index]) - free
-        sizes = np.cumsum(scene.size[queue[used:]])
-        count = 0 if need <= 0 else int(np.searchsorted(sizes, need)) + 1
-        if count > sizes.size:
+        upto = used if size <= free else bisect_left(below, below[used] + (size - free))
+        if upto >= len(below):
             continue
-        victims = queue[used : used + count]
-        # What a victim would cost is reckoned from disk: it may fall through the host tier as well.
-        loss = float(np.sum(scene.rate[victims] * scene.disk_cost[victims]))
-        if not scene.forced[index] and float(scene.rate[index]) * seconds < guards.margin * loss:
+        if not forced and rate * seconds < guards.margin * sum(lost[used:upto]):
             continue
-        used += count
-        free += float(np.sum(scene.size[victims])) - float(scene.size[index])
+        free += below[upto] - below[used] - size
         tokens.spend(seconds)
-        moves.append(Refill(index, tuple(int(each) for each in victims), seconds))
+        moves.append(Refill(index, tuple(queue[used:upto].tolist()), seconds))
+        used = upto
     return moves
+
+
+def _best(worth: NDArray[np.float64], most: int) -> NDArray[np.int64]:
+    """Places of the greatest `most`, greatest first, equal ones in order."""
+    among = np.arange(worth.size)
+    if worth.size > most:
+        among = np.flatnonzero(worth >= np.partition(worth, worth.size - most)[worth.size - most])
+    return among[np.argsort(-worth[among], kind="stable")][:most]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forecasting.odds import chance_of, rate_of
+from forecasting.odds import SURE, chance_of, rate_of
 from forecasting.outlook import Outlook, Prospect
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forecasting.activity import Horizon
 
     Floats = NDArray[np.float64]
+    Numbers = NDArray[np.floating]
 
 ENOUGH = 0.7
 """Expected requests that count as the next use, as in `nextuse.py`."""
@@ -30,6 +31,9 @@ SOON = 600.0
 """Seconds for which a prefetch pays."""
 NEXT = 3600.0
 """Seconds whose probability orders victims."""
+SURELY = float(-np.log1p(-SURE))
+"""Most requests that a probability stands for."""
+_MOST = float(np.finfo(np.float64).max)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,45 +50,61 @@ class Estimate:
     next_use: Floats
     confidence: Floats
     times: tuple[float, ...] = ()
-    hazards: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    hazards: Numbers = field(default_factory=lambda: np.zeros((0, 0)))
 
     def __post_init__(self) -> None:
         n = self.rate.shape
         for name in ("rate", "evict_rate", "prefetch_rate", "confidence", "next_use"):
             value: Floats = getattr(self, name)
-            finite = value if name != "next_use" else np.where(np.isposinf(value), 0.0, value)
-            if value.shape != n or not np.all(np.isfinite(finite)) or not np.all(finite >= 0):
+            most = np.inf if name == "next_use" else _MOST
+            # A NaN fails both comparisons, so one pass over each end finds it.
+            if value.shape != n or not (value.min(initial=0.0) >= 0 and value.max(initial=0.0) <= most):
                 msg = f"{name} of source {self.source!r} must be {n} finite numbers, none negative"
                 raise ValueError(msg)
         if len(self.times) and self.hazards.shape != (len(self.times), *n):
             msg = f"hazards of source {self.source!r} must be {(len(self.times), *n)}, not {self.hazards.shape}"
             raise ValueError(msg)
 
+    def expected(self, within: float) -> Numbers:
+        """Requests expected within so many seconds, `[n]`: the hazard."""
+        return _expected(self.times, self.hazards, self.rate, within)
+
     def chance(self, within: float) -> Floats:
         """P(any request within so many seconds), `[n]`."""
-        at, reached = 0.0, np.zeros_like(self.rate)
-        for until, hazard in zip(self.times, self.hazards, strict=True):
-            if within <= until:
-                part = (hazard - reached) * max(within - at, 0.0) / (until - at)
-                return np.asarray(-np.expm1(-(reached + part)), np.float64)
-            at, reached = until, hazard
-        return np.asarray(-np.expm1(-(reached + self.rate * max(within - at, 0.0))), np.float64)
+        return np.asarray(-np.expm1(-self.expected(within)), np.float64)
 
-    def outlook(self, keys: Sequence[str], origin: float, valid: float) -> Outlook:
-        """The frozen value for policies; builds a model's `Prospect` when it is asked for."""
-        if len(keys) != len(self.rate):
-            msg = f"{len(keys)} keys for {len(self.rate)} models"
+    def patched(self, rows: NDArray[np.int64], part: Estimate) -> Estimate:
+        """The same, but for these rows, which are as in `part`; its curve must have the same times."""
+        if part.times != self.times:
+            msg = f"times of a part must be {self.times}, not {part.times}"
             raise ValueError(msg)
-        return Outlook(origin, Prospects(keys, self), valid)
+        names = ("rate", "evict_rate", "prefetch_rate", "next_use", "confidence", "hazards")
+        arrays = {name: getattr(self, name).copy() for name in names}
+        for name, array in arrays.items():
+            array[..., rows] = getattr(part, name)
+        return Estimate(self.source, times=self.times, **arrays)
+
+    def outlook(
+        self, keys: Sequence[str], origin: float, valid: float, places: Mapping[str, int] | None = None
+    ) -> Outlook:
+        """The frozen value for policies; builds a model's `Prospect` when it is asked for.
+
+        `places` is where each key stands, for a caller who knows it already.
+        """
+        known = {key: place for place, key in enumerate(keys)} if places is None else places
+        if len(keys) != len(self.rate) or len(known) != len(keys):
+            msg = f"{len(keys)} keys, {len(known)} places for {len(self.rate)} models"
+            raise ValueError(msg)
+        return Outlook(origin, Prospects(known, self), valid)
 
 
 class Prospects(Mapping[str, Prospect]):
-    """An estimate by model key."""
+    """An estimate by model key, whose row `rows` tells."""
 
     __slots__ = ("_estimate", "_rows")
 
-    def __init__(self, keys: Sequence[str], estimate: Estimate) -> None:
-        self._rows = {key: row for row, key in enumerate(keys)}
+    def __init__(self, rows: Mapping[str, int], estimate: Estimate) -> None:
+        self._rows = rows
         self._estimate = estimate
 
     def __getitem__(self, key: str) -> Prospect:
@@ -122,67 +142,104 @@ def from_chances(source: str, p: Mapping[Horizon, Floats], window: float, confid
     λ_P is what makes the next 10 minutes' chance come true, λ_E the next hour's. The next use is when .7 requests are
     expected.
     """
-    times, hazards = curve(p, window)
-    last = hazards[-1] / times[-1]
-    estimate = Estimate(source, last, last, last, _reach(times, hazards, ENOUGH), confidence, times, hazards)
-    soon, after = rate_of(estimate.chance(SOON), SOON), rate_of(estimate.chance(NEXT), NEXT)
-    return Estimate(source, last, after, soon, estimate.next_use, confidence, times, hazards)
+    expected = {h: rate_of(stated, h.span * window) * (h.span * window) for h, stated in p.items()}
+    return from_hazards(source, expected, window, confidence)
 
 
-def curve(p: Mapping[Horizon, Floats], window: float) -> tuple[tuple[float, ...], Floats]:
+def from_hazards(source: str, expected: Mapping[Horizon, Numbers], window: float, confidence: Floats) -> Estimate:
+    """The same from expected requests, `-ln(1 - p)`, in place of probabilities; in single precision if they are."""
+    times, hazards = _joined(expected, window)
+    rate = hazards[-1].astype(np.float64) / times[-1]
+    # What a chance within so long says is the hazard by then, so no logarithm has to be taken and undone.
+    soon, after = (
+        np.minimum(_expected(times, hazards, rate, within).astype(np.float64), SURELY) / within
+        for within in (SOON, NEXT)
+    )
+    return Estimate(source, rate, after, soon, _reach(times, hazards, ENOUGH), confidence, times, hazards)
+
+
+def curve(p: Mapping[Horizon, Floats], window: float) -> tuple[tuple[float, ...], Numbers]:
     """Expected requests by time: rising times `[k]` and hazards `[k, n]`, put together from windows ahead.
 
     Between two windows the rate is interpolated. A longer window never says less than a shorter one that it holds.
     """
-    if not p:
+    return _joined({h: rate_of(stated, h.span * window) * (h.span * window) for h, stated in p.items()}, window)
+
+
+def _joined(expected: Mapping[Horizon, Numbers], window: float) -> tuple[tuple[float, ...], Numbers]:
+    """`curve`, from the expected requests of each horizon."""
+    if not expected:
         msg = "a curve needs the chance of at least one horizon"
         raise ValueError(msg)
-    ordered = sorted(p, key=lambda horizon: (horizon.lead + horizon.span, horizon.lead))
+    ordered = sorted(expected, key=lambda horizon: (horizon.lead + horizon.span, horizon.lead))
     times: list[float] = []
-    hazards: list[Floats] = []
-    rate: Floats | None = None
+    hazards: list[Numbers] = []
+    rate: Numbers | None = None
     for horizon in ordered:
         first, last = horizon.lead * window, (horizon.lead + horizon.span) * window
-        expected = rate_of(p[horizon], last - first) * (last - first)
-        at, reached = (times[-1], hazards[-1]) if times else (0.0, np.zeros_like(expected))
-        within = expected / (last - first)
+        stated = expected[horizon]
+        within = stated / (last - first)
+        at = times[-1] if times else 0.0
         if first > at:
             between = within if rate is None else 0.5 * (rate + within)
-            reached, at = reached + between * (first - at), first
-            times.append(at)
-            hazards.append(reached)
+            between = between * (first - at)
+            hazards.append(between + hazards[-1] if times else between)
+            times.append(first)
+            at = first
         if last > at:
             # What the windows before have said of this window's first part is taken off it.
-            share = np.maximum(expected - (reached - _value(times, hazards, first)), 0.0)
+            reached = hazards[-1] if times else np.zeros_like(stated)
+            share = stated if first == at else np.maximum(stated - (reached - _value(times, hazards, first)), 0.0)
             times.append(last)
             hazards.append(reached + share)
         rate = within
     return tuple(times), np.stack(hazards)
 
 
-def _value(times: Sequence[float], hazards: Sequence[Floats], at: float) -> Floats:
+def _value(times: Sequence[float], hazards: Sequence[Numbers], at: float) -> Numbers | float:
     """The curve at an instant that it reaches."""
-    low, below = 0.0, np.zeros_like(hazards[0]) if hazards else np.zeros(())
+    if at <= 0:
+        return 0.0
+    low, below = 0.0, np.zeros_like(hazards[0])
     for high, above in zip(times, hazards, strict=True):
         if at <= high:
-            return np.asarray(below + (above - below) * (at - low) / (high - low), np.float64)
+            return below + (above - below) * ((at - low) / (high - low))
         low, below = high, above
-    return np.asarray(below, np.float64)
+    return below
 
 
-def _reach(times: Sequence[float], hazards: Floats, goal: float) -> Floats:
-    """When each model's curve reaches `goal`; beyond its end it goes on with its mean rate."""
-    mean: Floats = np.asarray(hazards[-1] / times[-1], np.float64)
-    found: Floats = np.asarray(np.maximum(goal / np.maximum(mean, 1e-300), times[-1]), np.float64)
-    low, below = 0.0, np.zeros_like(hazards[0])
-    done = np.zeros(below.shape, np.bool_)
+def _expected(times: Sequence[float], hazards: Numbers, rate: Floats, within: float) -> Numbers:
+    """The curve at any instant; beyond its end it goes on with a rate."""
+    low = 0.0
+    below: Numbers = np.zeros_like(rate)
     for high, above in zip(times, hazards, strict=True):
-        here = ~done & (above >= goal)
-        share = (goal - below) / np.maximum(above - below, 1e-12)
-        found = np.asarray(np.where(here, low + share * (high - low), found), np.float64)
-        done |= here
+        if within == high:
+            here: Numbers = above
+            return here
+        if within < high:
+            part: Numbers = below + (above - below) * (max(within - low, 0.0) / (high - low))
+            return part
         low, below = high, above
-    return np.asarray(np.where(hazards[-1] > 0, found, np.inf), np.float64)
+    beyond: Numbers = below + rate * max(within - low, 0.0)
+    return beyond
+
+
+def _reach(times: Sequence[float], hazards: Numbers, goal: float) -> Floats:
+    """When each model's curve reaches `goal`; beyond its end it goes on with its mean rate."""
+    end, last = times[-1], hazards[-1].astype(np.float64)
+    found, low, below = np.zeros_like(hazards[0]), 0.0, np.zeros_like(hazards[0])
+    # Row by row: a matrix of all stretches would not fit a cache.
+    for high, above in zip(times, hazards, strict=True):
+        # The part of a stretch that is over when the goal is reached: all of one before it, none of one after it.
+        more = above - below
+        part = goal - below
+        part /= np.maximum(more, 1e-12, out=more)
+        part *= high - low
+        found += np.clip(part, 0.0, high - low, out=part)
+        low, below = high, above
+    with np.errstate(divide="ignore"):
+        reached: Floats = found + (goal * end / np.minimum(last, goal) - end)
+        return reached
 
 
 def combined(evict: Estimate, prefetch: Estimate) -> Estimate:
@@ -209,4 +266,14 @@ def highest(one: Estimate, other: Estimate) -> Estimate:
     )
 
 
-__all__ = ["Estimate", "Prospects", "chance_of", "combined", "curve", "from_chances", "from_rates", "highest"]
+__all__ = [
+    "Estimate",
+    "Prospects",
+    "chance_of",
+    "combined",
+    "curve",
+    "from_chances",
+    "from_hazards",
+    "from_rates",
+    "highest",
+]

@@ -235,3 +235,23 @@ def test_chances_that_lost_to_the_frequency_are_not_used():
     fitted = fit(counts.snapshot(), now=WALL, deadline=LONG, top=0)
     assert fitted.numbers["occurrence_0_1_brier"] > fitted.numbers["occurrence_0_1_climatology"]
     assert estimate(counts, fitted, wall=WALL, monotonic=0.0, mode="occurrence").source == "blend"
+
+
+def test_a_second_look_in_a_window_says_what_a_first_one_would(periodic: Fitted):
+    """Only models that were asked for meanwhile are looked up again, and those that the fit does not know."""
+    counts = fresh()
+    counts.index("stranger@1")
+    random = np.random.default_rng(5)
+    for step in range(1, 160):
+        now = 10.0 * step
+        for index in random.integers(0, len(counts.keys), 1 if step % 3 else 0).tolist():
+            counts.hit(index)
+        if step % 6 == 0:
+            counts.roll(WALL + now, now)
+        again = replace(periodic, memo={})
+        one, two = (
+            estimate(counts, fit, wall=WALL + now, monotonic=now, mode="occurrence") for fit in (periodic, again)
+        )
+        assert one.source == two.source == "occurrence"
+        for name in ("rate", "evict_rate", "prefetch_rate", "next_use", "confidence", "hazards"):
+            assert np.array_equal(getattr(one, name), getattr(two, name)), name
