@@ -7,7 +7,7 @@ flagged, never raised. Never import it from serving code.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -70,6 +70,9 @@ def fit(
     budget = Budget(clock, cpu, clock() + deadline)
     found = _Found(snapshot, snapshot.tiers.end // 15 * 900.0)
     if budget.left():
+        # Rows are read for the blend, for the regressions, for each group of models and for the busiest.
+        tiers = budget.run("read", partial(snapshot.tiers.laid_out, len(snapshot.table)))
+        found.snapshot = snapshot = replace(snapshot, tiers=tiers)
         found.weights = budget.run("blend", partial(blend_weights, snapshot, found.origin))
     if budget.left():
         found.learned = budget.run("occurrence", partial(learned_chances, snapshot))

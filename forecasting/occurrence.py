@@ -71,18 +71,57 @@ def _kernel(first: int, span: int, reach: int) -> tuple[list[int], list[float]]:
     return slots, list(weights)
 
 
-def _profile(state: Activity, slot: int, span: int, rows: Rows | None) -> Floats:
-    """P(active at this time of day): ±1 slot, half a pseudo day at the 4-day share."""
+@dataclass(frozen=True, slots=True)
+class Season:
+    """What a horizon's columns take from the times of day and week alone, `[rows]` each.
+
+    `seen` and `active` passes of the target's time of day and the `share` they are pulled to (None: the model's own
+    over 4 days); which windows were active yesterday and a week ago (-1: unknown); whether one began around then; the
+    log odds of an onset, at one slot and at three, and of staying active.
+    """
+
+    seen: Floats
+    active: Floats
+    share: Floats | None
+    yesterday: NDArray[np.int8]
+    week_ago: NDArray[np.int8]
+    begun: Floats
+    onset: Floats
+    wide: Floats
+    stay: Floats
+
+
+def season_of(state: Activity, horizon: Horizon, slot: int, rows: Rows | None = None) -> Season:
+    """The same for states that differ in what happened last only: most of the work of `features`."""
+    target = (slot + horizon.lead) % state.week
+    here, span = target % state.day, horizon.span
+    seen, active, share = _profile(state, here, span, rows)
+    around = (target - state.day + np.arange(-WIDE, span + 2)) % state.week
+    past = _of(state.ring[around], rows)
+    onset, stay = _moves(state, horizon, here, 1, rows)
+    wide, _ = _moves(state, horizon, here, WIDE, rows)
+    return Season(
+        seen,
+        active,
+        share,
+        past[WIDE : WIDE + span].max(axis=0),
+        _of(state.ring[(target + np.arange(span)) % state.week], rows).max(axis=0),
+        ((past[1:] == 1) & (past[:-1] == 0)).any(axis=0).astype(np.float64),
+        logit(1.0 - (1.0 - np.clip(onset, 0, 1)) ** span, CLIP),
+        logit(1.0 - (1.0 - np.clip(wide, 0, 1)) ** span, CLIP),
+        logit(stay, CLIP),
+    )
+
+
+def _profile(state: Activity, slot: int, span: int, rows: Rows | None) -> tuple[Floats, Floats, Floats | None]:
+    """Passes of this time of day, ±1 slot, and active ones; and what they are pulled to by half a pseudo day."""
     slots, weights = [slot - 1, slot, slot + 1], [0.25, 0.5, 0.25]
     if span in state.profiles:
         seen, active = _smooth(state.profiles[span], slots, weights, rows)
         total = _of(state.overall[span], rows)
-        share = total[1] / np.maximum(total[0], 1e-9)
-    else:
-        idle, started, busy, stayed = _smooth(state.slots, slots, weights, rows)
-        seen, active = idle + busy, started + stayed
-        share = _of(state.share(2), rows)
-    return np.asarray((active + PRIOR * share) / (seen + PRIOR), np.float64)
+        return seen, active, np.asarray(total[1] / np.maximum(total[0], 1e-9), np.float64)
+    idle, started, busy, stayed = _smooth(state.slots, slots, weights, rows)
+    return idle + busy, started + stayed, None
 
 
 def _moves(state: Activity, horizon: Horizon, slot: int, reach: int, rows: Rows | None) -> tuple[Floats, Floats]:
@@ -95,43 +134,37 @@ def _moves(state: Activity, horizon: Horizon, slot: int, reach: int, rows: Rows 
     return onset, stay
 
 
-def _any(known: NDArray[np.int8], otherwise: Floats) -> Floats:
+def _known(best: NDArray[np.int8], otherwise: Floats) -> Floats:
     """1 where a window was active, 0 where none was, `otherwise` where nothing is known."""
-    best = known.max(axis=0)
     return np.where(best < 0, otherwise, best.astype(np.float64))
 
 
-def features(state: Activity, horizon: Horizon, slot: int, rows: Rows | None = None) -> Floats:
-    """The 25 `COLUMNS` of some models (default all), `[rows, 25]`; `slot` is the week slot of the window after now."""
+def features(
+    state: Activity, horizon: Horizon, slot: int, rows: Rows | None = None, season: Season | None = None
+) -> Floats:
+    """The 25 `COLUMNS` of some models (default all), `[rows, 25]`; `slot` is the week slot of the window after now.
+
+    `season` is what `season_of` says of the same, for a caller who has it.
+    """
+    when = season_of(state, horizon, slot, rows) if season is None else season
     chosen = np.arange(len(state), dtype=np.int64) if rows is None else rows
-    target = (slot + horizon.lead) % state.week
-    here = target % state.day
     act = state.last[chosen].astype(np.float64)
     idle = 1.0 - act
     shares = [logit(state.share(memory)[chosen], CLIP) for memory in range(3)]
     since = state.since[chosen]
     long = np.log1p(since)
     volume = state.volume[chosen] / np.maximum(state.weight[0, chosen], 1e-9) / VOLUME_SCALE
-    chance = _profile(state, here, horizon.span, rows)
+    share = _of(state.share(2), rows) if when.share is None else when.share
+    chance: Floats = np.asarray((when.active + PRIOR * share) / (when.seen + PRIOR), np.float64)
     profile = logit(chance, CLIP)
-
-    around = (target - state.day + np.arange(-WIDE, horizon.span + 2)) % state.week
-    past = _of(state.ring[around], rows)
-    day_ago = _any(past[WIDE : WIDE + horizon.span], chance)
-    begun = ((past[1:] == 1) & (past[:-1] == 0)).any(axis=0).astype(np.float64)
-    week_ago = _any(_of(state.ring[(target + np.arange(horizon.span)) % state.week], rows), chance)
-
-    onset, stay = _moves(state, horizon, here, 1, rows)
-    wide, _ = _moves(state, horizon, here, WIDE, rows)
-    onset_odds = logit(1.0 - (1.0 - np.clip(onset, 0, 1)) ** horizon.span, CLIP)
-    wide_odds = logit(1.0 - (1.0 - np.clip(wide, 0, 1)) ** horizon.span, CLIP)
+    day_ago, week_ago = _known(when.yesterday, chance), _known(when.week_ago, chance)
     hazard = logit(state.gaps.chance(chosen, since + 1 + horizon.lead, horizon.span), CLIP)
     columns = (
         np.ones(len(chosen)),
         profile, shares[2], shares[0], shares[1], act, long, day_ago, week_ago, volume,
         profile * act, (since > state.day).astype(np.float64),
-        onset_odds * idle, wide_odds * idle, logit(stay, CLIP) * act, hazard * idle, hazard * act, begun * idle,
-        long * idle * shares[2], long**2 * idle, wide_odds * long * idle, day_ago * idle, week_ago * idle,
+        when.onset * idle, when.wide * idle, when.stay * act, hazard * idle, hazard * act, when.begun * idle,
+        long * idle * shares[2], long**2 * idle, when.wide * long * idle, day_ago * idle, week_ago * idle,
         shares[0] * act, volume * act,
     )  # fmt: skip
     return np.stack(columns, axis=1)
@@ -151,13 +184,21 @@ class Occurrence:
                     msg = f"{horizon} needs {width} finite coefficients"
                     raise ValueError(msg)
 
-    def chance(self, state: Activity, horizon: Horizon, slot: int, shape: Floats | None = None) -> Floats:
+    def chance(
+        self,
+        state: Activity,
+        horizon: Horizon,
+        slot: int,
+        shape: Floats | None = None,
+        season: Season | None = None,
+    ) -> Floats:
         """P(any request in the horizon's windows) of every model; `slot` is the week slot of the window after now.
 
         Models younger than a day follow the launch regression when there is one; `shape` is what `fleet_shape`
-        says (default: of this state). Raises `KeyError` for a horizon that was not fitted.
+        says (default: of this state), `season` what `season_of` says. Raises `KeyError` for a horizon that was not
+        fitted.
         """
-        p = expit(features(state, horizon, slot) @ self.known[horizon])
+        p = expit(features(state, horizon, slot, season=season) @ self.known[horizon])
         young = np.flatnonzero(state.age < state.day)
         if young.size and horizon in self.young:
             fleet = fleet_shape(state) if shape is None else shape

@@ -19,7 +19,7 @@ from forecasting.fitted import DAY, MOST_RATE, MOST_SLOT, MOST_USE, WORDS, sound
 from forecasting.ladder import confidence
 from forecasting.nextuse import expected, next_use
 from forecasting.pooled import WEEK_DAYS
-from forecasting.profile import FAST, SLOW, hier, level
+from forecasting.profile import FAST, SLOW, SPAN, faded, hier, pulled
 from forecasting.rates import COLUMNS, Blend, seasonal
 
 if TYPE_CHECKING:
@@ -125,21 +125,34 @@ def _fast(part: Part, profile: Floats) -> Ints:
         return found
     cut = slice(length - 4 * _QUARTERS, length)
     slots = slots_of(past.start + past.bucket * np.arange(length, dtype=np.float64)[cut], part.zone)
-    counts, known, usual = past.counts[:, cut], past.known[:, cut], profile[:, slots]
+    counts, known = past.counts[:, cut], past.known[:, cut]
+    usual = profile[:, slots]
+    seen, due = np.where(known, counts, 0.0), np.where(known, usual, 0.0)
+    asked = np.arange(2 * _QUARTERS, 4 * _QUARTERS - 4, 5)
+    slow = _levels(seen, due, asked, SLOW.half_life)
     least = np.full(len(profile), np.inf)
     for place, fade in enumerate(FAST):
         if 2 * fade.half_life <= past.bucket:
             continue  # it would be the last bucket alone
-        loss = np.zeros(len(profile))
-        for now in range(2 * _QUARTERS, 4 * _QUARTERS - 4, 5):
-            before = slice(now - 2 * _QUARTERS, now)
-            seen, due, there = counts[:, before], usual[:, before], known[:, before]
-            slow = level(seen, due, there, bucket=past.bucket, half_life=SLOW.half_life)
-            fast = level(seen, due * slow[:, None], there, bucket=past.bucket, half_life=fade.half_life)
-            loss += np.where(known[:, now + 3], np.abs(counts[:, now + 3] - usual[:, now + 3] * slow * fast), 0.0)
+        both = slow * _levels(seen, due, asked, fade.half_life, slow)
+        missed = np.abs(counts[:, asked + 3] - usual[:, asked + 3] * both)
+        loss = np.where(known[:, asked + 3], missed, 0.0).sum(axis=1)
         found = np.where(loss < least, place, found)
         least = np.minimum(least, loss)
     return np.asarray(found, np.int64)
+
+
+def _levels(seen: Floats, due: Floats, asked: Ints, half_life: float, slow: Floats | None = None) -> Floats:
+    """`profile.level` of quarters `[n, T]` at each instant asked for, from the two days before it, `[n, asked]`.
+
+    `seen` and `due` are 0 where nothing is known; `slow` levels multiply what is due.
+    """
+    width = min(2 * _QUARTERS, int(np.ceil(SPAN * half_life / 900.0)) or 1)
+    back = asked - 1 - np.arange(seen.shape[1], dtype=np.int64)[:, None]
+    age: Floats = np.asarray(900.0 * back, np.float64)
+    weight = np.where((back >= 0) & (back < width), faded(age, half_life), 0.0)
+    expected = due @ weight
+    return pulled(seen @ weight, expected if slow is None else expected * slow)
 
 
 def _gate(days: Days, blend: Blend) -> tuple[Gate, Floats, Reliability]:
@@ -156,6 +169,17 @@ def _gate(days: Days, blend: Blend) -> tuple[Gate, Floats, Reliability]:
         losses[0, rows, : length - 1], losses[1, rows, : length - 1] = held.learned, held.constant
         verdicts.append(judge(held.said[held.known], held.came[held.known]))
     return noise_gate(losses[0], losses[1]), losses, total(verdicts)
+
+
+def _middle(values: Floats) -> Floats:
+    """The 10 % and 90 % quantiles of each row's known values, `[2, n]`; `numpy.nanquantile` goes row by row."""
+    ordered = np.sort(values, axis=1)  # NaN goes last
+    last = np.isfinite(values).sum(axis=1) - 1
+    place = np.array([[0.1], [0.9]]) * last
+    below = place.astype(np.int64)
+    rows = np.arange(len(values))
+    low, high = ordered[rows, below], ordered[rows, np.minimum(below + 1, last)]
+    return np.asarray(low + (high - low) * (place - below), np.float64)
 
 
 def fleet_gate(losses: Floats, skilled: Bools) -> bool:
@@ -191,7 +215,7 @@ def coverage(month: History, profile: Floats, zone: tzinfo) -> Floats:
         rows = np.flatnonzero(enough & np.isfinite(there).any(axis=1))
         if not rows.size:
             continue
-        low, high = np.nanquantile(before[rows], (0.1, 0.9), axis=1)
+        low, high = _middle(before[rows])
         inside = (there[rows] >= low[:, None] - 1e-9) & (there[rows] <= high[:, None] + 1e-9)
         known = np.isfinite(there[rows])
         found[place, rows] = (inside & known).sum(axis=1) / known.sum(axis=1)

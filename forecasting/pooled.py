@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from forecasting import training
-from forecasting.activity import Activity
 from forecasting.calibration import Reliability, judge, total
 from forecasting.cells import cells, fit_blend
 from forecasting.daily import by_day
 from forecasting.fitted import DAY, MOST_RATE, sound
 from forecasting.glm import binomial
 from forecasting.rates import COLUMNS
-from forecasting.scenarios import AHEAD, HORIZONS, SPANS, WINDOW, chances, replayed, window_slots, windows
+from forecasting.scenarios import AHEAD, HORIZONS, WINDOW, chances, state_after, window_slots, windows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,11 +103,12 @@ def _judged(past: Windows, slots: Ints, model: Occurrence) -> dict[Horizon, Reli
     day, length = round(DAY / WINDOW), past.counts.shape[1]
     rows = np.arange(min(len(past.counts), JUDGED), dtype=np.int64)
     whole = training.Windows(past.counts[rows], past.known[rows], slots, WINDOW)
-    state = Activity(len(rows), WINDOW, SPANS)
+    begin = length - day
+    state = state_after(whole.counts[:, :begin], whole.known[:, :begin], slots[:begin])
     parts: dict[Horizon, list[Reliability]] = {horizon: [] for horizon in model.known}
-    for now in range(length):
+    for now in range(begin, length):
         slot = int(slots[now])
-        if now >= length - day and now % 3 == 0:
+        if now % 3 == 0:
             for horizon, verdicts in parts.items():
                 usable, came = whole.answers(horizon, now, rows)
                 verdicts.append(judge(model.chance(state, horizon, slot)[usable], came > 0))
@@ -120,4 +120,5 @@ def worked_out(week: History, zone: tzinfo, learned: Learned) -> NDArray[np.floa
     """Chances of some models for what may happen after the fit, as `scenarios.chances`."""
     past = windows(week)
     after = window_slots(past.first + past.counts.shape[1], AHEAD, zone)
-    return chances(replayed(past, zone), learned.model, after)
+    state = state_after(past.counts, past.known, past.phase(zone))
+    return chances(state, learned.model, after)

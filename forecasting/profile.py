@@ -180,7 +180,7 @@ def leads(horizon: int, bucket: float) -> Floats:
 SLOW = Fade(12 * HOUR, 72 * HOUR)
 FAST = (Fade(5 * 60.0, 3 * HOUR), Fade(15 * 60.0, 3 * HOUR), Fade(HOUR, 3 * HOUR))
 """Candidates: an hour is too slow for smooth gauges, five minutes too nervous for small counts."""
-_SPAN = 6
+SPAN = 6
 """Half-lives that are looked at: what is older weighs less than 2 %."""
 
 
@@ -204,7 +204,7 @@ def level(counts: Floats, expected: Floats, known: Bools, *, bucket: float, half
     `counts`, `expected` and `known` are `[n, T]`; gaps count on neither side. Both sums are pulled together by
     a quarter of the weighted mean and half a request, so an idle model's level moves slowly and is never 0/0.
     """
-    width = min(counts.shape[1], int(np.ceil(_SPAN * half_life / bucket)) or 1)
+    width = min(counts.shape[1], int(np.ceil(SPAN * half_life / bucket)) or 1)
     weight = known[:, -width:] * faded(leads(width, bucket)[::-1] - bucket, half_life)
     seen = (weight * counts[:, -width:]).sum(axis=1)
     due = (weight * expected[:, -width:]).sum(axis=1)

@@ -15,6 +15,8 @@ import numpy as np
 
 from forecasting.activity import HALF_LIVES, Activity, Horizon
 from forecasting.calendar import SLOT, WEEK, slots_of
+from forecasting.occurrence import season_of
+from forecasting.replay import settled
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -71,11 +73,15 @@ def windows(past: History) -> Windows:
     return Windows(counts.sum(axis=2), np.asarray(known.all(axis=2), np.bool_), int(past.start // 300 + skip) // 2)
 
 
-def replayed(past: Windows, zone: tzinfo) -> Activity:
-    """The state after all that is known."""
-    state = Activity(len(past.counts), WINDOW, SPANS)
-    for now, slot in enumerate(past.phase(zone).tolist()):
-        state.roll(slot, past.counts[:, now], past.known[:, now])
+def state_after(counts: Floats, known: Bools, phase: Ints) -> Activity:
+    """The state after windows `[n, T]` whose week slots are `phase[T]`, with fresh hazards."""
+    found = settled(counts, known, phase, WINDOW, SPANS)
+    if found is not None:
+        return found
+    state = Activity(len(counts), WINDOW, SPANS)
+    for now, slot in enumerate(phase.tolist()):
+        state.roll(slot, counts[:, now], known[:, now])
+    state.gaps.refresh(np.arange(len(state), dtype=np.int64), state.share(2))
     return state
 
 
@@ -92,8 +98,9 @@ def chances(state: Activity, model: Occurrence, slots: Ints) -> NDArray[np.float
         cases = [quiet, *(_with_request(quiet, was, idle, ahead) for idle in (0, *IDLE))]
         for place, horizon in enumerate(HORIZONS):
             if horizon in model.known:
+                season = season_of(quiet, horizon, slot)
                 for scenario, case in enumerate(cases):
-                    found[place, scenario, ahead] = model.chance(case, horizon, slot)
+                    found[place, scenario, ahead] = model.chance(case, horizon, slot, season=season)
         quiet = _quieter(quiet)
     return found
 

@@ -12,7 +12,7 @@ from forecasting.daily import Days, _blended, by_day, held_out
 from forecasting.nextuse import expected, next_use
 from forecasting.occurrence import Occurrence
 from forecasting.rates import Blend, columns, seasonal
-from forecasting.scenarios import HORIZONS, IDLE, chances, replayed, window_slots, windows
+from forecasting.scenarios import HORIZONS, IDLE, chances, state_after, window_slots, windows
 from forecasting.tiers import History
 
 
@@ -74,7 +74,7 @@ def test_chances_worked_out_ahead_equal_those_of_the_rolled_state():
     past = windows(
         History(0.0, 300.0, rng.poisson(0.1, (30, 5 * 288)).astype(np.float64), np.ones((30, 1440), np.bool_))
     )
-    state = replayed(past, UTC)
+    state = state_after(past.counts, past.known, past.phase(UTC))
     model = Occurrence({horizon: rng.normal(0, 0.2, 25) for horizon in HORIZONS})
     first = past.first + past.counts.shape[1]
     slots = window_slots(first, 9, UTC)
@@ -90,7 +90,11 @@ def test_a_request_now_and_one_long_ago_are_told_apart():
     past = windows(History(0.0, 300.0, np.tile([1.0] + [0.0] * 11, (2, 120)), np.ones((2, 1440), np.bool_)))
     weights = np.zeros(25)
     weights[5], weights[6] = 3.0, -1.0  # active now; windows since
-    table = chances(replayed(past, UTC), Occurrence({HORIZONS[0]: weights}), window_slots(720, 9, UTC))
+    table = chances(
+        state_after(past.counts, past.known, past.phase(UTC)),
+        Occurrence({HORIZONS[0]: weights}),
+        window_slots(720, 9, UTC),
+    )
     said = table[0, :, 5, 0].tolist()
     assert said[1] == max(said)
     assert sorted(said[2 : 2 + len(IDLE)], reverse=True) == said[2 : 2 + len(IDLE)]

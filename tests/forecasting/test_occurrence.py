@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forecasting.activity import Activity, Horizon
-from forecasting.glm import binomial, ridge
+from forecasting.glm import _scored, _statsmodels, binomial, ridge
 from forecasting.launch import LAUNCH_COLUMNS, fleet_shape, launch_features
 from forecasting.occurrence import COLUMNS, Occurrence, features
 from forecasting.odds import chance_of, expit, logit, rate_of
@@ -177,6 +177,21 @@ def test_windows_slots_and_horizons_are_checked() -> None:
 
 
 # -- fitting -----------------------------------------------------------------------------------------
+
+
+def test_scoring_finds_what_statsmodels_finds() -> None:
+    """Rare answers, columns of very different size; a column that others make up is left to statsmodels."""
+    rng = np.random.default_rng(11)
+    x = np.column_stack([np.ones(4000), rng.normal(0, 1, (4000, 3)) * (1.0, 100.0, 1e-3), rng.random(4000) < 0.02])
+    y = (rng.random(4000) < expit(x @ np.array([-4.0, 1.0, 0.01, 300.0, 2.0]))).astype(np.float64)
+    found, wanted = _scored(x, y), _statsmodels(x, y)
+    assert found is not None
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_array_equal(binomial(x, y), found)
+    double = np.column_stack([x, x[:, 1] + x[:, 0]])
+    assert _scored(double, y) is None
+    assert _scored(np.column_stack([x, np.zeros(4000)]), y) is None
+    assert _scored(x, (x[:, 1] > 0).astype(np.float64)) is None
 
 
 def test_the_ridge_agrees_with_statsmodels() -> None:
