@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
@@ -50,8 +50,9 @@ class Fitted:
 
     Tables over a day begin at `origin` and go on for 24 h: `season[n, 288]` is the seasonal part of λ_P in requests
     per second, `use[n, 96]` seconds to the next use (infinite: never). `profile[n, 672]` is in requests per pass of a
-    week slot. `skill` is the gate: only then, and only models that are `skilled`, may be loaded ahead by what was
-    learned. `schedule` says whether seasons, rather than recency, say when models are used.
+    week slot; empty, `[0, 672]`, in what a server keeps (`served`). `skill` is the gate: only then, and only models
+    that are `skilled`, may be loaded ahead by what was learned. `schedule` says whether seasons, rather than recency,
+    say when models are used.
     """
 
     keys: tuple[str, ...]
@@ -100,6 +101,10 @@ class Fitted:
         ahead = int((wall - self.origin) // 900) % WEEK
         return float(self.prior[(self.slot + ahead) % WEEK]) / 900
 
+    def served(self) -> Fitted:
+        """The same without the profiles: most of its bytes, and only an explanation looks at them."""
+        return replace(self, profile=self.profile[:0], memo={})
+
     def word(self, row: int) -> Confidence:
         """How far one model's forecast may be trusted."""
         return WORDS[int(self.confidence[row])]
@@ -132,6 +137,8 @@ class Fitted:
         said = _said(arrays.get("said"))
         sizes = {"n": len(said["keys"])}
         plain = {name: _array(name, arrays.get(name), SHAPES[name], sizes) for name in SHAPES}
+        if sizes["p"] not in {0, sizes["n"]}:
+            raise Absurd(f"profile must be that of all {sizes['n']} models or of none, not of {sizes['p']}")
         tables: dict[str, NDArray[Any]] = {}
         for name, array in arrays.items():
             if name.startswith("table/"):
@@ -147,7 +154,7 @@ class Fitted:
 
 Shape: TypeAlias = tuple[str, tuple[int | str, ...], float, float]
 SHAPES: Final[dict[str, Shape]] = {
-    "profile": ("float32", ("n", WEEK), 0.0, MOST_SLOT),
+    "profile": ("float32", ("p", WEEK), 0.0, MOST_SLOT),
     "prior": ("float32", (WEEK,), 0.0, MOST_SLOT),
     "fast": ("int8", ("n",), 0, 2),
     "season": ("float32", ("n", round(DAY / BUCKET)), 0.0, MOST_RATE),

@@ -42,7 +42,7 @@ def run(order: Order) -> None:
         snapshot = unpacked(read_arrays(file.read()))
     fitted = fit(snapshot, now=snapshot.at, deadline=order.budget, top=order.top, specialists=order.specialists)
     content = io.BytesIO()
-    write_arrays(content, fitted.to_arrays())
+    write_arrays(content, fitted.served().to_arrays().items())
     with os.fdopen(order.answer, "wb") as pipe:
         pipe.write(content.getbuffer())
 

@@ -53,7 +53,7 @@ def test_an_absurd_number_is_named(arrays: dict[str, Any], name: str):
         Fitted.from_arrays(arrays)
 
 
-@pytest.mark.parametrize("shape", [(3,), (2, 672), (3, 671), (0, 672), (3, 672, 1)])
+@pytest.mark.parametrize("shape", [(3,), (2, 672), (3, 671), (4, 672), (3, 672, 1)])
 def test_a_wrong_shape_is_named(arrays: dict[str, Any], shape: tuple[int, ...]):
     """All arrays belong to the same models."""
     with pytest.raises(Absurd, match="profile"):
@@ -115,6 +115,15 @@ def test_missing_words_are_refused(arrays: dict[str, Any]):
     del arrays["said"]
     with pytest.raises(Absurd, match="words"):
         Fitted.from_arrays(arrays)
+
+
+def test_what_a_server_keeps_has_no_profiles_and_all_else(arrays: dict[str, Any]):
+    """They are most of the bytes; some without the others would be a mistake."""
+    kept = Fitted.from_arrays(arrays).served().to_arrays()
+    assert kept["profile"].shape == (0, 672)
+    assert Fitted.from_arrays(kept).keys == Fitted.from_arrays(arrays).keys
+    with pytest.raises(Absurd, match="profile must be that of all 3 models or of none, not of 2"):
+        Fitted.from_arrays(arrays | {"profile": arrays["profile"][:2]})
 
 
 def test_nan_in_the_numbers_is_refused(arrays: dict[str, Any]):

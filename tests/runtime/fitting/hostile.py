@@ -34,7 +34,7 @@ def honest(order: Order) -> dict[str, np.ndarray]:
 
 def answer(order: Order, arrays: dict[str, np.ndarray]) -> None:
     content = io.BytesIO()
-    write_arrays(content, arrays)
+    write_arrays(content, arrays.items())
     os.write(order.answer, content.getvalue()[:60_000])
     with os.fdopen(os.dup(order.answer), "wb") as pipe:
         pipe.write(content.getvalue()[60_000:])

@@ -68,7 +68,7 @@ async def test_a_round_in_a_process_equals_one_here():
     here = fit(taken, now=taken.at, deadline=60.0, top=3)
     assert found.keys == here.keys
     assert found.complete
-    for name, array in here.to_arrays().items():
+    for name, array in here.served().to_arrays().items():
         if name != "said":  # it holds CPU seconds
             # Week sums have eight bits of precision on the way.
             assert np.allclose(found.to_arrays()[name], array, rtol=0.01, atol=1e-3, equal_nan=True), name
@@ -78,7 +78,7 @@ async def test_a_round_in_a_process_equals_one_here():
 def test_a_parcel_keeps_what_a_fit_looks_at():
     """Sums, histories with their gaps and masks, rates and births come out as they went in."""
     taken = snapshot()
-    other = unpacked(packed(taken))
+    other = unpacked(dict(packed(taken)))
     assert other.keys == taken.keys
     for bucket in (300, 900):
         one, two = taken.history(bucket), other.history(bucket)
