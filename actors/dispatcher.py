@@ -74,6 +74,7 @@ class Dispatcher(Actor[Order]):
         self._unknown_size = unknown_size
         self._models: Mapping[str, tuple[Model, ...]] = {}
         self._exact: dict[tuple[str, str], Model] = {}
+        self._all: tuple[Model, ...] = ()
         self._unknown: OrderedDict[tuple[str, str | None], float] = OrderedDict()
         self._asking: list[tuple[Resolve, Reply[Model]]] = []
         self._refreshing: list[Reply[None]] = []
@@ -93,8 +94,8 @@ class Dispatcher(Actor[Order]):
         return self._models.get(name, ())
 
     def models(self) -> tuple[Model, ...]:
-        """Every model of the table."""
-        return tuple(model for versions in self._models.values() for model in versions)
+        """Every model of the table; the same tuple until it changes."""
+        return self._all
 
     def place(self, model: Model) -> Ref[Command]:
         """The device to ask for a model: where it is, or is coming; else where it fits with the most room left."""
@@ -173,6 +174,8 @@ class Dispatcher(Actor[Order]):
             self._retire(self._exact[name, version])
         self._models = models
         self._exact = {(each.name, each.version): each for versions in models.values() for each in versions}
+        every = tuple(self._exact.values())
+        self._all = self._all if every == self._all else every
         for ask, reply in self._settled():
             model = self.find(ask.name, ask.version)
             if model is not None:

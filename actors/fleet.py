@@ -5,7 +5,7 @@ Rebuilt only when the catalogue changes; residents are few, so where models are 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from actors.load_times import LoadTimes
+    from actors.residency.ledger import Ledger, Resident
     from actors.residency.model import Model, ModelKey
     from actors.tier_cache import TierCache
     from forecasting.sources import Estimate
 
-    Floats = NDArray[np.float64]
+Number = TypeVar("Number", np.float64, np.bool_)
 
 
 class Fleet:
@@ -37,6 +38,9 @@ class Fleet:
         self.disk_cost = np.array([times.mean(model, on_host=False) for model in models], dtype=np.float64)
         self._order: NDArray[np.int64] | None = None
         self._ordered: tuple[str, ...] | None = None
+        self._same = False
+        self._held: dict[int, tuple[Ledger, int, NDArray[np.int64], list[Resident]]] = {}
+        self._hosted: tuple[Ledger | None, int, NDArray[np.int64]] = (None, -1, np.zeros(0, np.int64))
 
     def relearn(self, key: ModelKey, times: LoadTimes) -> None:
         """A load of this model ended: its costs are known better."""
@@ -45,21 +49,18 @@ class Fleet:
             self.host_cost[row] = times.mean(self.models[row], on_host=True)
             self.disk_cost[row] = times.mean(self.models[row], on_host=False)
 
-    def aligned(self, keys: tuple[str, ...], values: Floats) -> Floats:
-        """Bring an estimate's column, in the order of `keys`, into the fleet's; models it does not know get zero."""
+    def aligned(self, keys: tuple[str, ...], values: NDArray[Number]) -> NDArray[Number]:
+        """Bring a column, in the order of `keys`, into the fleet's; models it does not know get zero."""
         if self._ordered is not keys or self._order is None:
             rows = {key: row for row, key in enumerate(keys)}
             self._order = np.array([rows.get(key, -1) for key in self.keys], dtype=np.int64)
             self._ordered = keys
-        padded: Floats = np.append(values, 0.0)
-        found: Floats = padded[self._order]
-        return found
-
-    def rows_of(self, keys: tuple[str, ...], chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which rows are those of the chosen `keys`."""
-        names = {key for key, one in zip(keys, chosen.tolist(), strict=True) if one}
-        found: NDArray[np.bool_] = np.fromiter((key in names for key in self.keys), np.bool_, len(self.keys))
-        return found
+            self._same = keys == self.keys
+        if self._same:
+            return values
+        padded = np.zeros(len(values) + 1, values.dtype)
+        padded[:-1] = values
+        return padded[self._order]
 
     def scene(
         self,
@@ -77,25 +78,31 @@ class Fleet:
         rate = self.aligned(keys, estimate.prefetch_rate)
         keep = self.aligned(keys, estimate.evict_rate)
         if host is not None:
-            for row in host.ledger.rows():
-                if row.state is State.RESIDENT and row.key in self.rows:
-                    where[self.rows[row.key]] = HOST
-        for row in device.ledger.rows():
-            at = self.rows.get(row.key)
-            if at is None:
-                continue
-            where[at] = DEVICE
-            movable[at] = (
-                row.state is State.RESIDENT
-                and row.idle
-                and not row.pinned
-                and not row.held(now)
-                and now - row.loaded_at >= row.model.rules.min_residency
-            )
-        wanted = np.where(allowed | (where == DEVICE), rate, 0.0)
+            where[self._on_host(host.ledger)] = HOST
+        here, residents = self._on_device(device.ledger)
+        where[here] = DEVICE
+        movable[here] = [row.movable(now) for row in residents]
+        wanted = rate * (allowed | (where == DEVICE))
         score = keep * self.host_cost / np.maximum(self.size, 1.0)
         nothing = np.zeros(len(self.keys), dtype=np.bool_)
         return Scene(wanted, self.size, self.host_cost, self.disk_cost, where, movable, score, nothing)
+
+    def _on_device(self, ledger: Ledger) -> tuple[NDArray[np.int64], list[Resident]]:
+        """All that a device holds, and their rows; looked up again when something has moved."""
+        known = self._held.get(id(ledger))
+        if known is None or known[:2] != (ledger, ledger.moves):
+            residents = [row for row in ledger.rows() if row.key in self.rows]
+            known = ledger, ledger.moves, np.array([self.rows[row.key] for row in residents], np.int64), residents
+            self._held[id(ledger)] = known
+        return known[2:]
+
+    def _on_host(self, ledger: Ledger) -> NDArray[np.int64]:
+        """Rows of the host's residents. It may have thousands, and seldom moves one between two looks."""
+        if self._hosted[:2] != (ledger, ledger.moves):
+            found = (self.rows.get(row.key, -1) for row in ledger.rows() if row.state is State.RESIDENT)
+            rows = np.fromiter(found, np.int64)
+            self._hosted = ledger, ledger.moves, rows[rows >= 0]
+        return self._hosted[2]
 
     def __repr__(self) -> str:
         return f"<Fleet of {len(self.keys)}>"

@@ -217,26 +217,31 @@ class Forecaster(Actor[ForecastMessage]):
 
     def _look(self) -> None:
         now, wall = self._clock.now(), self._wall()
-        self._roll(now, wall)
+        rolled = self._roll(now, wall)
         outlook, guess = self._estimate(now, wall)
-        self._judge(guess, now, wall)
+        # A look that closes a minute or reads the agenda has enough to do: what can wait for the next one does.
+        seldom = self._settings.tick > MINUTE / 2
+        spare = seldom or not rolled
+        if spare:
+            self._judge(guess, now, wall)
         models = self._known()
-        self._plan.look(models, wall)
+        read = self._plan.look(models, wall, spare=spare)
         for begin, end, key in self._plan.masks - self._masked:
             self._counts.mask(begin, end, (key,))
         self._masked = self._plan.masks
         self._tell(outlook.raised(self._plan.floors(wall)))
         self._keep_peaks(now, wall)
-        if guess is not None:
-            self._refill(guess, now, wall)
+        self._tokens.refill(now - self._looked, float(self._fleet.disk_cost.max(initial=0.0)))
         self._looked = now
+        if guess is not None and (seldom or not (rolled or read)):
+            self._refill(guess, now, wall)
         self._report(wall, now)
         self._fit(now)
 
     def _known(self) -> tuple[Model, ...]:
         owner = self._dispatcher.owner
         models = owner.models() if isinstance(owner, Dispatcher) else self._models
-        if models != self._models:
+        if models is not self._models and models != self._models:
             for gone in {each.key for each in self._models} - {each.key for each in models}:
                 self._counts.forget(gone)
                 self._times.forget(gone)
@@ -246,18 +251,18 @@ class Forecaster(Actor[ForecastMessage]):
             self._fleet.relearn(key, self._times)
         return models
 
-    def _roll(self, now: float, wall: float) -> None:
-        """Close the minute, and give the journal what it does not have yet."""
+    def _roll(self, now: float, wall: float) -> bool:
+        """Close the minute, and give the journal what it does not have yet; whether there was one to close."""
         minute = int(wall // MINUTE)
         if minute == self._minute:
-            return
+            return False
         self._minute = minute
         for fact in self._counts.roll(wall, now):
             if isinstance(fact, ClockJumped):
                 self._plan.forget()
                 self._emit(facts.ForecastFell(now, "clock", repr(fact)))
         if self._journal is None or self._writing:
-            return
+            return True
         self._writing = True
         journal, snapshot = self._journal, self._counts.snapshot()
         minutes = self._counts.closed(self._written)
@@ -272,13 +277,14 @@ class Forecaster(Actor[ForecastMessage]):
             return Written()
 
         self.spawn(write, failed=Written)
+        return True
 
     def _estimate(self, now: float, wall: float) -> tuple[Outlook, Estimate | None]:
         """What is expected. A forecast that raises is worth nothing, and costs nothing."""
         fresh = self._fitted if now - self._fitted_at <= self._settings.stale else None
         try:
             guess = estimate(self._counts, fresh, wall=wall, monotonic=now, mode=self._settings.source)
-            return guess.outlook(self._counts.keys, now, 6 * self._settings.tick), guess
+            return guess.outlook(self._counts.keys, now, 6 * self._settings.tick, self._counts.places), guess
         except Exception as error:  # noqa: BLE001 - the forecast must never hurt serving
             self._fell("estimate", error)
             return UNKNOWN, None
@@ -357,8 +363,6 @@ class Forecaster(Actor[ForecastMessage]):
 
     def _refill(self, guess: Estimate, now: float, wall: float) -> None:
         """While nothing is loading: bring what is likely to be asked for, if it beats what would leave."""
-        longest = float(self._fleet.disk_cost.max(initial=0.0))
-        self._tokens.refill(now - self._looked, longest)
         host = self._host.owner
         if (
             not self._settings.learned
@@ -395,13 +399,11 @@ class Forecaster(Actor[ForecastMessage]):
         """Rows with skill, that are neither suppressed nor in the control group."""
         assert self._fitted is not None
         # The gate: what did not beat its baseline in the backtest earns no load.
-        allowed = self._fleet.rows_of(self._counts.keys, gate(self._counts, self._fitted, wall=wall))
+        gated = self._fleet.aligned(self._counts.keys, gate(self._counts, self._fitted, wall=wall))
+        allowed = gated & ~self._foresight.controls(self._fleet.keys, wall)
         for key in self._plan.quiet(wall):
             if key in self._fleet.rows:
                 allowed[self._fleet.rows[key]] = False
-        for row in np.flatnonzero(allowed).tolist():
-            if self._foresight.control(self._fleet.keys[row], wall):
-                allowed[row] = False
         return allowed
 
     def _bring(self, ref: Ref[Command], model: Model, victims: frozenset[ModelKey], now: float) -> None:

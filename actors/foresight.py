@@ -9,11 +9,15 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from actors import events as e
 from actors.residency.model import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
 
     from actors.residency.model import ModelKey
 
@@ -42,6 +46,25 @@ class Earned:
         return self.cold_control / self.control - self.cold_treated / self.treated
 
 
+def _resumed(begun: NDArray[np.uint32], rest: bytes) -> NDArray[np.uint32]:
+    """`zlib.crc32(rest, value)` for each of these values (RFC 1952, section 8)."""
+    state = ~begun
+    for byte in rest:
+        state = _CRC[(state ^ np.uint32(byte)) & np.uint32(0xFF)] ^ (state >> np.uint32(8))
+    return ~state
+
+
+def _remainders() -> NDArray[np.uint32]:
+    found = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        found = np.where(found & 1, (found >> 1) ^ np.uint32(0xEDB88320), found >> 1).astype(np.uint32)
+    return found
+
+
+_CRC = _remainders()
+"""The remainder of each byte."""
+
+
 class Foresight:
     """`share` of all (model, hour) pairs get no learned prefetch: the same ones everywhere, and new ones each hour."""
 
@@ -51,6 +74,10 @@ class Foresight:
         self._share = share
         self._wall = wall
         self._counts = dict.fromkeys(Earned.__dataclass_fields__, 0)
+        self._keys: tuple[ModelKey, ...] = ()
+        self._begun = np.zeros(0, np.uint32)
+        self._hour = -1
+        self._drawn = np.zeros(0, np.bool_)
 
     def control(self, key: ModelKey, at: float) -> bool:
         """Is this model in the control group in the hour of `at` (epoch seconds)?"""
@@ -58,6 +85,17 @@ class Foresight:
             return False
         drawn = zlib.crc32(f"{key}|{int(at // HOUR)}".encode()) / 2**32
         return drawn < self._share
+
+    def controls(self, keys: tuple[ModelKey, ...], at: float) -> NDArray[np.bool_]:
+        """`control` of many models; drawn once an hour for the same tuple of keys."""
+        if self._keys is not keys:
+            self._keys, self._hour = keys, -1
+            self._begun = np.array([zlib.crc32(f"{key}|".encode()) for key in keys], np.uint32)
+        hour = int(at // HOUR)
+        if self._hour != hour:
+            self._hour = hour
+            self._drawn = _resumed(self._begun, str(hour).encode()) / 2**32 < self._share
+        return self._drawn
 
     def wants(self) -> Mapping[type[Any], Callable[[Any], None]]:
         """Subscribe with this."""

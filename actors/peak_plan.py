@@ -6,7 +6,7 @@ Holds what is declared and what was announced; decides with `forecasting.planner
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from actors.residency.plan import ceiling
 from actors.residency.states import State
@@ -18,8 +18,10 @@ from forecasting.planner import Job, schedule
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from actors.actor import Ref
     from actors.dispatcher import Dispatcher
     from actors.load_times import LoadTimes
+    from actors.messages import Command
     from actors.residency.model import Model, ModelKey
     from forecasting.merge import Window
     from forecasting.peaks import Labels, Peak
@@ -60,6 +62,10 @@ class Wanted:
     tier_below: bool = False
 
 
+_Stand: TypeAlias = "tuple[Agenda | None, float, TierCache | None, list[tuple[Ref[Command] | None, TierCache, int]]]"
+"""What a plan was made of: the agenda, when, the host, and the moves that the books of each cache had seen."""
+
+
 class PeakPlan:
     """`horizon` seconds are looked ahead; after a window a model is kept for `cooldown` seconds more."""
 
@@ -80,40 +86,48 @@ class PeakPlan:
         self._cooldown = cooldown
         self._fraction = fraction
         self._agenda = Agenda()
+        self._known: Sequence[Model] = ()
         self._models: dict[str, Model] = {}
         self._read_at = float("-inf")
         self._told: set[tuple[str, float]] = set()
         self.wanted: tuple[Wanted, ...] = ()
+        self._stand: _Stand = (None, float("-inf"), None, [])
         self.masks: set[tuple[float, float, str]] = set()
 
-    def look(self, models: Sequence[Model], wall: float) -> None:
-        """Read the agenda, unless that was done a moment ago for the same models."""
-        known: dict[str, Model] = {model.key: model for model in models}
-        if known.keys() == self._models.keys() and 0 <= wall - self._read_at < REREAD:
-            self._models = known
-            return
-        self._models = known
+    def look(self, models: Sequence[Model], wall: float, *, spare: bool = True) -> bool:
+        """Read the agenda, unless that was done a moment ago for the same models; without `spare` time, not again.
+
+        Tells whether it was read.
+        """
+        recent = 0 <= wall - self._read_at < (REREAD if spare else 2 * REREAD)
+        if models is not self._known:
+            known: dict[str, Model] = {model.key: model for model in models}
+            recent = recent and known.keys() == self._models.keys()
+            self._known, self._models = models, known
+        if recent:
+            return False
         self._read_at = wall
-        bridge = {key: self._times.high(model, on_host=False) + self._cooldown for key, model in known.items()}
-        self._agenda = (
-            agenda(
-                self._peaks,
-                wall - self._cooldown,
-                wall + self._horizon,
-                tuple(known),
-                self._labels(),
-                bridge=bridge,
-            )
-            if self._peaks
-            else Agenda()
+        if self._peaks:
+            self._read(wall)
+        self._told = {at for at in self._told if at[1] >= wall - self._horizon}
+        return True
+
+    def _read(self, wall: float) -> None:
+        keys, labels = tuple(self._models), self._labels()
+        self._agenda = agenda(
+            self._peaks,
+            wall - self._cooldown,
+            wall + self._horizon,
+            keys,
+            labels,
+            bridge=lambda key: self._times.high(self._models[key], on_host=False) + self._cooldown,
         )
         # A promotion is no weekly pattern: its windows are told to the counts, which learn nothing from them.
         self.masks = {
             (begin, end, key)
-            for key, spans in masks(self._peaks, wall, wall + self._horizon, tuple(known), self._labels()).items()
+            for key, spans in masks(self._peaks, wall, wall + self._horizon, keys, labels).items()
             for begin, end in spans
         }
-        self._told = {at for at in self._told if at[1] >= wall - self._horizon}
 
     def forget(self) -> None:
         """The clock jumped: read again."""
@@ -136,24 +150,45 @@ class PeakPlan:
         }
 
     def decide(self, dispatcher: Dispatcher, host: TierCache | None, wall: float, now: float) -> tuple[Wanted, ...]:
-        """Plan all windows in sight; what is due, and what is in trouble, is marked. `now` is in loop seconds."""
+        """Plan all windows in sight; what is due, and what is in trouble, is marked. `now` is in loop seconds.
+
+        The plan stands for up to a minute, as long as nothing is read anew, nothing moves and no start is reached.
+        """
+        if not self._stands(host, wall):
+            self._stand = self._agenda, wall, host, [] if host is None else [(None, host, host.ledger.moves)]
+            self.wanted = self._decided(dispatcher, host, wall, now)
+        return self.wanted
+
+    def _stands(self, host: TierCache | None, wall: float) -> bool:
+        agenda_, planned, beneath, seen = self._stand
+        starts = (each.begin for each in self.wanted if not each.due)
+        return (
+            agenda_ is self._agenda
+            and beneath is host
+            and planned <= wall < min(planned + REREAD, *starts, float("inf"))
+            and all(cache.ledger.moves == moves and (ref is None or ref.owner is cache) for ref, cache, moves in seen)
+        )
+
+    def _decided(self, dispatcher: Dispatcher, host: TierCache | None, wall: float, now: float) -> tuple[Wanted, ...]:
         jobs: dict[str, tuple[Window, Model, TierCache]] = {}
         held: list[Wanted] = []
         for window in self._agenda.windows:
             model = self._models.get(window.model)
             if model is None or window.end <= wall or window.model in jobs:
                 continue
-            cache = dispatcher.place(model).owner
+            ref = dispatcher.place(model)
+            cache = ref.owner
             if not isinstance(cache, TierCache):
                 continue
+            if not any(known is cache for _, known, _ in self._stand[3]):
+                self._stand[3].append((ref, cache, cache.ledger.moves))
             if cache.state_of(model.key) in {State.RESIDENT, State.LOADING}:
                 # Begins when it is to be held: an earlier instant would hide the next load's from who waits for it.
                 held.append(self._wanted(window, model, cache, window.ready_by, due=wall >= window.ready_by))
             else:
                 jobs[window.model] = window, model, cache
         planned = self._schedule(jobs, host, wall, now)
-        self.wanted = tuple(sorted((*held, *planned), key=lambda each: (each.start, each.model.key)))
-        return self.wanted
+        return tuple(sorted((*held, *planned), key=lambda each: (each.start, each.model.key)))
 
     def _schedule(
         self, jobs: Mapping[str, tuple[Window, Model, TierCache]], host: TierCache | None, wall: float, now: float

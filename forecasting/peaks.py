@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -18,13 +19,18 @@ from forecasting.merge import REACH, Cut, Part, Quiet, Window, quiets_of, window
 from forecasting.recurrence import Once, Rule, starts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import date, tzinfo
 
     from forecasting.calendar import Calendar
 
 Labels: TypeAlias = "Mapping[str, Mapping[str, str]]"
 """Labels of each model key."""
+
+Bridge: TypeAlias = "Mapping[str, float] | Callable[[str], float] | float"
+"""Seconds of each model key, or of all."""
+
+_Places: TypeAlias = "tuple[Mapping[str, int], Mapping[str, str]]"
 
 NO_LABELS: Final[Labels] = MappingProxyType({})
 _WILD: Final = frozenset("*?[")
@@ -78,7 +84,11 @@ class Peak:
 
     def selects(self, models: Sequence[str], labels: Labels = NO_LABELS) -> tuple[str, ...]:
         """Keys (`name@version`) that the entry is about, in the order given (of a name, the lowest version first)."""
-        place, last = _places(tuple(models))
+        return self.among(_places(tuple(models)), labels)
+
+    def among(self, places: _Places, labels: Labels) -> tuple[str, ...]:
+        """`selects` of many entries: hashing ten thousand keys for each of them costs more than all else."""
+        place, last = places
         found = {key for pattern in self.models for key in _matching(pattern, place, last)}
         if self.labels:
             found |= {k for k in place if all(labels.get(k, {}).get(name) == value for name, value in self.labels)}
@@ -91,7 +101,7 @@ class Peak:
 
 
 @lru_cache(maxsize=8)
-def _places(models: tuple[str, ...]) -> tuple[Mapping[str, int], Mapping[str, str]]:
+def _places(models: tuple[str, ...]) -> _Places:
     """Where each key stands, and the last key of each name. Every entry asks for the same ones."""
     return {key: at for at, key in enumerate(models)}, {key.partition("@")[0]: key for key in models}
 
@@ -151,7 +161,7 @@ def agenda(
     models: Sequence[str],
     labels: Labels = NO_LABELS,
     *,
-    bridge: Mapping[str, float] | float = 0.0,
+    bridge: Bridge = 0.0,
 ) -> Agenda:
     """Merge all entries that touch [start, end) into windows per model, whole ones, not clipped to the span.
 
@@ -162,8 +172,12 @@ def agenda(
     if not (math.isfinite(start) and math.isfinite(end) and start < end):
         msg = f"a span must be finite and not empty, not {start!r} to {end!r}"
         raise ValueError(msg)
-    who = {index: peak.selects(models, labels) for index, peak in enumerate(peaks) if peak.enabled}
-    gaps = {key: bridge if isinstance(bridge, float | int) else bridge.get(key, 0.0) for key in models}
+    places = _places(tuple(models))
+    who = {index: peak.among(places, labels) for index, peak in enumerate(peaks) if peak.enabled}
+    gaps = {
+        key: bridge if isinstance(bridge, float | int) else bridge(key) if callable(bridge) else bridge.get(key, 0.0)
+        for key in dict.fromkeys(chain.from_iterable(who.values()))
+    }
     # A second more than the rules reach, so that windows which only touch are seen together.
     margin = 1.0 + max([0.0, *gaps.values()]) + max([0.0, *(peak.lead for peak in peaks)])
     floor, ceiling = start - _FURTHEST, end + _FURTHEST
@@ -188,7 +202,7 @@ def windows(
     models: Sequence[str],
     labels: Labels = NO_LABELS,
     *,
-    bridge: Mapping[str, float] | float = 0.0,
+    bridge: Bridge = 0.0,
 ) -> list[Window]:
     """Give the windows of `agenda` that touch [start, end), by start and model."""
     return list(agenda(peaks, start, end, models, labels, bridge=bridge).windows)
@@ -200,7 +214,7 @@ def next_window(
     models: Sequence[str],
     labels: Labels = NO_LABELS,
     *,
-    bridge: Mapping[str, float] | float = 0.0,
+    bridge: Bridge = 0.0,
 ) -> Window | None:
     """Find the first window that starts after `now`, within five years; None if there is none."""
     low, reach = now, _DAY
@@ -230,10 +244,11 @@ def masks(
 ) -> dict[str, list[tuple[float, float]]]:
     """Give, per model, the spans of one-off windows: a promotion is no weekly pattern and must not be learned."""
     found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    places = _places(tuple(models))
     for peak in peaks:
         if isinstance(peak.rule, Once) and not peak.suppress:
             for each in occurrences(peak, start, end):
-                for key in peak.selects(models, labels):
+                for key in peak.among(places, labels):
                     found[key].append((each.start, each.end))
     return {key: sorted(spans) for key, spans in sorted(found.items())}
 

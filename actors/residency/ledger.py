@@ -56,6 +56,17 @@ class Resident:
         """A declared window still wants it."""
         return now < self.held_until
 
+    def movable(self, now: float) -> bool:
+        """Nobody needs it, and it has been there long enough: a guess may take its place."""
+        return (
+            self.state is State.RESIDENT
+            and not self.leases
+            and not self.adopted
+            and not self.pinned
+            and now >= self.held_until
+            and now - self.loaded_at >= self.model.rules.min_residency
+        )
+
     def hold(self, until: float, *, firm: bool, now: float) -> None:
         """Want it until then; the later of two windows counts, and the firmer while both last."""
         self.firm = firm or (self.firm and self.held(now))
@@ -80,6 +91,8 @@ class Ledger:
         self.foreign = 0
         self.overrun = 0
         """Bytes that residents turned out to need beyond what was reserved for them."""
+        self.moves = 0
+        """So many: who has seen them all knows who is where."""
         self._rows: dict[ModelKey, Resident] = {}
         self._tickets: dict[Ticket, Resident] = {}
         self._bytes: dict[State, int] = dict.fromkeys((State.LOADING, State.RESIDENT, State.UNLOADING), 0)
@@ -136,6 +149,7 @@ class Ledger:
             raise LedgerBroken(f"reserving {size} B for {model.key} with {self.free} B and {self.places} places free")
         row = Resident(model, State.LOADING, size, now, trigger=trigger, pinned=model.rules.pinned)
         self._rows[model.key] = row
+        self.moves += 1
         self._bytes[State.LOADING] += size
         return row
 
@@ -155,6 +169,7 @@ class Ledger:
         self._require(model.key, Move.ADOPT)
         row = Resident(model, State.RESIDENT, size, now, now, now, pinned=model.rules.pinned, adopted=not idle)
         self._rows[model.key] = row
+        self.moves += 1
         self._bytes[State.RESIDENT] += size
         self.overrun = max(-self.free, 0)
         return row
@@ -190,6 +205,7 @@ class Ledger:
         assert row is not None
         self._bytes[State.UNLOADING] -= row.size
         del self._rows[key]
+        self.moves += 1
         self._settle()
         return row
 
@@ -197,6 +213,7 @@ class Ledger:
         """The whole tier is gone (its process ended): every row and lease with it."""
         rows = list(self._rows.values())
         self._rows.clear()
+        self.moves += 1
         self._tickets.clear()
         self._bytes = dict.fromkeys(self._bytes, 0)
         self.overrun = 0
@@ -256,6 +273,7 @@ class Ledger:
         assert row is not None  # no move of this kind starts at ABSENT
         row.state = after(row.state, move)
         row.since = now
+        self.moves += 1
         return row
 
     def _settle(self) -> None:
