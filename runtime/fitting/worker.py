@@ -19,6 +19,7 @@ from actors.errors import Broken
 from forecasting.fitted import Absurd, Fitted
 from runtime.fitting.order import Order
 from runtime.fitting.parcel import Garbled, packed, read_arrays, write_arrays
+from runtime.workers.heap import give_back
 from runtime.workers.spawn import kill_group, reap_group, spawn, words
 
 if TYPE_CHECKING:
@@ -131,6 +132,12 @@ class _Round:
 
     def run(self) -> Fitted | Broken:
         """Blocking. What went wrong is returned: an exception group would hide it from the caller."""
+        try:
+            return self._run()
+        finally:
+            give_back()  # the counts went through this thread's heap on their way out, and the answer on its way in
+
+    def _run(self) -> Fitted | Broken:
         try:
             content = self._content()
         except OSError as error:

@@ -20,10 +20,10 @@ from runtime.worker.codec import Codec
 from runtime.worker.cuda import CudaDevice
 from runtime.worker.engine import Engine
 from runtime.worker.faults import load_error
-from runtime.worker.memory import trim
 from runtime.worker.mount import Cancelled, Mount, Steps
 from runtime.worker.runner import Runner, Served, Submission
 from runtime.worker.shelf import Shelf
+from runtime.workers.heap import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -224,7 +224,7 @@ class Core:
                 return
             self._forget(mount)
         del mount  # unmapped here, outside the lock: it takes milliseconds
-        trim()
+        give_back()
 
     def _leave(self, served: Served) -> int | None:
         """Bytes leaked when the last user of a mount leaves; None while another key runs on the same weights."""

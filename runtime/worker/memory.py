@@ -5,7 +5,6 @@ Belongs here: readings. Never: estimates, decisions, anything that frees a model
 
 from __future__ import annotations
 
-import ctypes
 import gc
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +36,6 @@ def process_memory() -> ProcessMemory:
         name, _, value = line.partition(":")
         rows[name] = int(value.split()[0]) * _KIB
     return ProcessMemory(rows["Rss"], rows["Pss"], rows.get("Anonymous", 0))
-
-
-def trim() -> None:
-    """Give free heap pages back to the system. Slow (it walks the heap), so never on the way of a switch."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
 
 
 def resident_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -31,6 +31,16 @@ def keep_pages() -> bool:
     return bool(mallopt(_M_TRIM_THRESHOLD, KEPT)) and bool(mallopt(_M_MMAP_THRESHOLD, OWN_MAPPING))
 
 
+def give_back() -> None:
+    """Return all free heap to the system, that of other threads too; off the loop, since it takes milliseconds.
+
+    For after work that is rare and large: what it freed stays with the thread that freed it otherwise.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def spare_collections() -> None:
     """Leave what exists now out of all collections, and make full ones rare; call it when a process stands.
 

@@ -14,8 +14,9 @@ from actors.errors import CorruptWeights, FetchFailed
 from runtime.tiers.index import Entry, WeightIndex, read_index
 from runtime.worker.cuda import CHUNK, chunks, plan
 from runtime.worker.mapping import TORCH_DTYPES, Mapping
-from runtime.worker.memory import Watch, process_memory, resident_bytes, trim
+from runtime.worker.memory import Watch, process_memory, resident_bytes
 from runtime.worker.skeleton import Skeleton, build
+from runtime.workers.heap import give_back
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,7 +119,7 @@ def test_bytes_of_tied_tensors_count_once() -> None:
     """The same object twice is one footprint."""
     one = torch.zeros(10)
     assert resident_bytes([one, one, torch.zeros(5)]) == 60
-    trim()
+    give_back()
 
 
 def test_building_a_skeleton_allocates_no_weights() -> None:
