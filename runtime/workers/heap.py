@@ -15,6 +15,8 @@ OWN_MAPPING: Final = 16 << 20
 """Blocks of so many bytes get a mapping of their own, which goes back as soon as they are freed."""
 THRESHOLDS: Final = (700, 10, 200)
 """Of the three generations; the last one by default is 10, which is four full collections in an import."""
+_CONSOLIDATES: Final = 96 << 10
+"""Bytes of a block whose freeing makes glibc look at the top of its heap (over 64 KiB), and that has no mapping."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
@@ -32,13 +34,19 @@ def keep_pages() -> bool:
 
 
 def give_back() -> None:
-    """Return all free heap to the system, that of other threads too; off the loop, since it takes milliseconds.
+    """Return free heap to the system, that of other threads too; off the loop, since it takes milliseconds.
 
-    For after work that is rare and large: what it freed stays with the thread that freed it otherwise.
+    For after work that is rare and large. `malloc_trim` leaves the top of every heap but the main thread's; glibc cuts
+    that of the calling thread when a block is freed into it and it is over the threshold.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_trim"):
+        return
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+    libc.mallopt(_M_TRIM_THRESHOLD, _CONSOLIDATES)
+    libc.free(libc.malloc(_CONSOLIDATES))
+    libc.mallopt(_M_TRIM_THRESHOLD, KEPT)
+    libc.malloc_trim(0)
 
 
 def spare_collections() -> None:
