@@ -153,10 +153,6 @@ class TierCache(Actor[m.Command]):
             return NeverFits.code, self._books.never(model).message
         return None
 
-    def last_failure(self, model: Model) -> tuple[str, str] | None:
-        """Code and cause of the last failed load, until a load succeeds."""
-        return self._books.quarantine.last(model.artefact)
-
     # -- messages ------------------------------------------------------------------------------------
 
     def started(self) -> None:
