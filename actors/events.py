@@ -242,7 +242,7 @@ class PressureChanged:
 
 @dataclass(frozen=True, slots=True)
 class WarmSettled:
-    """A warm-list entry is resident, or is not and why."""
+    """A warm-list entry is resident, or is not and why. `model` is a plain name where no version of it is known."""
 
     at: float
     model: ModelKey
