@@ -134,6 +134,11 @@ class TierCache(Actor[m.Command]):
         """The place that holds the models answers."""
         return self._up
 
+    @property
+    def parallel(self) -> int:
+        """Loads that may be under way at once."""
+        return self._books.settings.parallel
+
     def holds(self, key: ModelKey) -> bool:
         """Whether this tier has the model or is getting it."""
         row = self.ledger.get(key)

@@ -116,6 +116,7 @@ async def theatre(
     fitting: Fitting | None = None,
     labels: Mapping[str, Mapping[str, str]] | None = None,
     control: float = 0.0,
+    parallel: int = 4,
     policy: str = "lru",
     **settings: object,
 ) -> AsyncIterator[Theatre]:
@@ -137,7 +138,7 @@ async def theatre(
             "cpu:0",
             lambda: CheckedDevice(
                 "cpu:0",
-                Settings(capacity=device, policy=policy),
+                Settings(capacity=device, policy=policy, parallel=parallel),
                 residence=device_place,
                 host=host_ref,
                 keeps_host=True,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 import anyio
+import pytest
 
 from actors import events as e
 from actors import messages as m
+from actors.forecaster import Nudged
 from actors.residency.model import Trigger
 from runtime.simulation.hardware import Costs
 from runtime.simulation.loop import run
@@ -57,6 +59,27 @@ def test_a_stampede_at_the_full_hour_becomes_a_row_of_loads_that_ends_before_it(
             assert t.resident() == {"a@1", "b@1", "c@1"}
             for each in (A, B, C):
                 assert (await t.use(each)).result == "prefetch_hit"
+
+    run(main)
+
+
+def test_a_load_under_way_is_reckoned_with() -> None:
+    """The channel is taken by a demand: what follows is planned for when it is free, and by then it is there."""
+
+    async def main() -> None:
+        ten = peak("ten", "10:00", "a", lead=0.0)
+        async with theatre((A, B), ten, parallel=1) as t, anyio.create_task_group() as tasks:
+            await t.until("09:59")
+            await anyio.sleep(20.0)
+            tasks.start_soon(t.use, B)
+            await anyio.sleep(0.1)
+            t.forecaster.tell(Nudged())
+            await anyio.sleep(0.1)
+            (wanted,) = t.mind.snapshot().windows
+            # Loads of ten seconds are guessed to take up to 18.2. By its slack alone it would begin at 09:59:33.
+            assert wanted.begin == pytest.approx(at("09:59").timestamp() + 20.0 + 18.2, abs=0.1)
+            await t.until("10:00")
+            assert "a@1" in t.resident()
 
     run(main)
 
