@@ -317,6 +317,8 @@ class ForecastFell:
 class ForesightReported:
     """What loading ahead earned in a day that ended: counts of prefetches by what became of them.
 
+    `host_` ones were meant for the host tier, as the best that could be had: used, when a load on a device read them.
+
     `cold_control` of `control` requests in windows without foresight found their model cold, `cold_treated` of
     `treated` in the others: their difference is what was saved, measured.
     """
@@ -330,6 +332,10 @@ class ForesightReported:
     cold_control: int
     treated: int
     cold_treated: int
+    host_used: int = 0
+    host_late: int = 0
+    host_wasted: int = 0
+    host_cancelled: int = 0
 
 
 # -- processes ---------------------------------------------------------------------------------------

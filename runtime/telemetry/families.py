@@ -51,7 +51,10 @@ class Families:
             "foreload_residency_seconds", "Time since load, of device victims.", buckets=AGES, registry=own
         )
         self.prefetches = Counter(
-            "foreload_prefetches", "What prefetches were worth.", ("model", "result"), registry=own
+            "foreload_prefetches",
+            "What prefetches were worth, by the tier they were for.",
+            ("model", "tier", "result"),
+            registry=own,
         )
         self.lead = Histogram(
             "foreload_prefetch_lead_seconds", "Prefetched this long before first use.", buckets=AGES, registry=own

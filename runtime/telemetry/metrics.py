@@ -248,12 +248,11 @@ class Metrics:
             self._table.age.observe(event.idle)
 
     def _prefetched(self, event: e.PrefetchSettled) -> None:
-        if event.device in BELOW:
-            return
+        below = event.device in BELOW
         self._of(event.model)
         result = event.result if event.result in _PREFETCHES else OTHER
-        self._table.prefetches.labels(self.label(event.model), result).inc()
-        if result == "used":
+        self._table.prefetches.labels(self.label(event.model), event.device if below else Tier.DEVICE, result).inc()
+        if result == "used" and not below:
             self._table.lead.observe(event.lead)
 
     def _withheld(self, event: e.PrefetchWithheld) -> None:

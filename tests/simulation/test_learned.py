@@ -236,7 +236,8 @@ def test_what_was_prefetched_is_accounted_for() -> None:
             await t.until("14:30", day=14)
             settled = [each.result for each in t.told(e.PrefetchSettled) if each.device == "cpu:0"]  # type: ignore[attr-defined]
             assert settled[0] == "used"
-            assert t.foresight.earned().used == 1
+            earned = t.foresight.earned()
+            assert (earned.used, earned.host_used, earned.host_late, earned.host_wasted) == (1, 0, 0, 0)
             await t.until("00:05", day=15)
             (report,) = t.told(e.ForesightReported)
             assert report.used >= 1  # type: ignore[attr-defined]

@@ -168,6 +168,8 @@ def test_what_does_not_fit_is_announced_hours_ahead_and_waits_on_the_host() -> N
             assert len(t.told(e.PeakInfeasible)) == 1, "once, not every tick"
             cold = B if "a@1" in t.resident() else A
             assert t.host.owner.state_of(cold.key) == "resident"  # type: ignore[union-attr]
+            assert (await t.use(cold)).found == "host"
+            assert (t.foresight.earned().host_used, t.foresight.earned().host_wasted) == (1, 0)
 
     run(main)
 
