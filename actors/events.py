@@ -280,7 +280,11 @@ class PeakInfeasible:
 
 @dataclass(frozen=True, slots=True)
 class ForecastFitted:
-    """Rates and probabilities were learned anew, in `seconds` of CPU; `skilled` models may be loaded ahead."""
+    """Rates and probabilities were learned anew, in `seconds` of CPU; `skilled` models may be loaded ahead.
+
+    `source` is what serves from now on. Costs are those of deciding loads by either source on a held-out day, relative
+    to the better of always and never holding; None where they were not judged.
+    """
 
     at: float
     models: int
@@ -288,6 +292,9 @@ class ForecastFitted:
     seconds: float
     brier: float
     ece: float
+    source: str = ""
+    cost_blend: float | None = None
+    cost_occurrence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from actors.supervisor import one_line
 from actors.tier_cache import TierCache
 from forecasting.estimate import allowed as gate
 from forecasting.estimate import estimate
+from forecasting.fitted import SOURCES
 from forecasting.hindsight import Hindsight
 from forecasting.outlook import UNKNOWN, Outlook
 from forecasting.refill import Guards, Tokens, refill
@@ -53,13 +54,13 @@ MOMENT = 1e-3
 class ForecastSettings:
     """Durations in seconds. `act` false plans and reports only.
 
-    `source` is blend, occurrence or rate; `fraction` of a device's memory may hold what was loaded ahead; `share` of
-    the load channel may be used for guesses; a fit older than `stale` counts as none.
+    `source` is auto (what the fit chose), blend, occurrence or rate; `fraction` of a device's memory may hold what was
+    loaded ahead; `share` of the load channel may be used for guesses; a fit older than `stale` counts as none.
     """
 
     act: bool = True
     learned: bool = True
-    source: Literal["blend", "occurrence", "rate"] = "blend"
+    source: Literal["auto", "blend", "occurrence", "rate"] = "auto"
     tick: float = 10.0
     refit: float = 3_600.0
     first_fit: float = 120.0
@@ -117,6 +118,10 @@ class ForecastView:
     skilled: int
     failures: int
     judged: Reliability
+    source: str
+    """Where rates come from now."""
+    costs: dict[str, float]
+    """Of deciding loads by each source on the last fit's held-out day, relative to the better of always and never."""
     windows: tuple[Wanted, ...]
     tokens: float
 
@@ -446,6 +451,9 @@ class Forecaster(Actor[ForecastMessage]):
                 sum(seconds for name, seconds in numbers.items() if name.startswith("cpu_")),
                 numbers.get("brier", 0.0),
                 numbers.get("ece", 0.0),
+                self._source,
+                numbers.get("cost_blend"),
+                numbers.get("cost_occurrence"),
             )
         )
 
@@ -462,6 +470,13 @@ class Forecaster(Actor[ForecastMessage]):
     def _wall(self) -> float:
         return self._clock.wall().timestamp()
 
+    @property
+    def _source(self) -> str:
+        """Where rates come from: as set, or as the last fit chose."""
+        if self._fitted is None:
+            return "rate"
+        return self._fitted.source if self._settings.source == "auto" else self._settings.source
+
     # -- outside -------------------------------------------------------------------------------------
 
     def snapshot(self) -> ForecastView:
@@ -475,12 +490,21 @@ class Forecaster(Actor[ForecastMessage]):
             0 if fitted is None else _skilled(fitted),
             self._failures,
             self._hindsight.record,
+            self._source,
+            _costs(fitted),
             self._plan.wanted,
             self._tokens.left,
         )
 
     def __repr__(self) -> str:
         return f"<Forecaster {len(self._models)} models, {len(self._plan.wanted)} windows, {self._tokens!r}>"
+
+
+def _costs(fitted: Fitted | None) -> dict[str, float]:
+    """What deciding by each source cost in the backtest."""
+    if fitted is None:
+        return {}
+    return {each: fitted.numbers[f"cost_{each}"] for each in SOURCES if f"cost_{each}" in fitted.numbers}
 
 
 def _skilled(fitted: Fitted) -> int:

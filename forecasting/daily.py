@@ -93,7 +93,7 @@ def held_out(days: Days, blend: Blend) -> Held:
         return Held(nothing, nothing, nothing, nothing > 0, nothing > 0)
     ahead = max(round(AHEAD / days.bucket), 1)
     total, known = _running(days.counts), _running(days.known)
-    rate = _blended(days, blend)
+    rate = blended(days, blend)
     learned, constant = (np.full((models, length - 1), np.nan) for _ in range(2))
     said, seen, judged = rate, rate, days.known
     for day in range(1, length):
@@ -119,7 +119,7 @@ def _running(values: NDArray[np.generic]) -> Floats:
     return found
 
 
-def _blended(days: Days, blend: Blend) -> Floats:
+def blended(days: Days, blend: Blend) -> Floats:
     """λ_P at the start of every bucket, `[n, D * B]`; nothing of the first day."""
     flat = days.counts.reshape(len(days.counts), -1)
     rate = np.zeros(flat.shape)

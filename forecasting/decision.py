@@ -33,6 +33,11 @@ def keep(p: Floats, cold: Floats, hold: Floats) -> Bools:
     return p > threshold(cold, hold)
 
 
+def spent(hold: Bools, came: Bools, cold: Floats, idle: Floats) -> float:
+    """What windows cost that were held or not, given what came: idle ones held, and cold starts."""
+    return float(idle[hold & ~came].sum() + cold[~hold & came].sum())
+
+
 def gain(p: Floats, cold: Floats, hold: Floats, load: Floats, channel: float) -> Floats:
     """What loading now is worth: p·C - (1 - p)·h - L·price of the load channel, `load` in seconds of it."""
     return np.asarray(p * cold - (1.0 - p) * hold - load * channel, np.float64)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Bools = NDArray[np.bool_]
     Ints = NDArray[np.int64]
 
-Way: TypeAlias = Literal["blend", "occurrence", "rate"]
+Way: TypeAlias = Literal["auto", "blend", "occurrence", "rate"]
 
 STALE: Final = 12 * 3600.0
 """Seconds after which a fit says nothing about the present any more."""
@@ -40,14 +40,15 @@ _NONE: Final = np.zeros(0)
 _TTN, _AGE = COLUMNS.index("ttn"), COLUMNS.index("age")
 
 
-def estimate(counts: Counts, fitted: Fitted | None, *, wall: float, monotonic: float, mode: Way = "blend") -> Estimate:
+def estimate(counts: Counts, fitted: Fitted | None, *, wall: float, monotonic: float, mode: Way = "auto") -> Estimate:
     """Rates, next use and confidence of `counts.keys`, as of `wall` (UTC) and `monotonic` seconds.
 
     Without a fit, with one over twelve hours old, and in mode `rate`: the 1-hour rate for both value rates, with
     little confidence. With one: λ_E is half the 6-hour rate and half that of the next use where seasons rule the
     fleet, else the 1-hour rate; λ_P is the pooled blend for models that passed the gate, else the 1-hour rate. Models
     that were not fitted follow the fleet's prior. In mode `occurrence` all come from the chances that the fit worked
-    out, as long as they reach. Only `allowed` models may be loaded ahead.
+    out, as long as they reach; in mode `auto` if that is the fit's own choice. Only `allowed` models may be loaded
+    ahead.
     """
     if fitted is None or mode == "rate" or not _current(fitted, wall):
         return _recent(_rate(counts, R_1H, monotonic))
@@ -55,7 +56,8 @@ def estimate(counts: Counts, fitted: Fitted | None, *, wall: float, monotonic: f
     if not ours.known.any():
         return _recent(_rate(counts, R_1H, monotonic))
     look = _Look(fitted, ours, counts, wall, monotonic)
-    found = _by_chance(look) if mode == "occurrence" else None
+    way = fitted.source if mode == "auto" else mode
+    found = _by_chance(look) if way == "occurrence" else None
     return _blended(look) if found is None else found
 
 

@@ -6,6 +6,7 @@ flagged, never raised. Never import it from serving code.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +19,7 @@ from forecasting.budget import Budget
 from forecasting.busiest import busiest
 from forecasting.calendar import WEEK, slot_of
 from forecasting.calibration import Reliability, total
+from forecasting.contest import chosen
 from forecasting.fitted import Fitted
 from forecasting.occurrence import COLUMNS as FEATURE_NAMES
 from forecasting.onebyone import Part, fleet_gate, one_by_one
@@ -156,6 +158,7 @@ def _assembled(found: _Found, budget: Budget) -> Fitted:
         demoted=_joined([chunk.demoted for chunk in chunks], (0,)).astype(np.bool_),
         confidence=_joined([chunk.words for chunk in chunks], (0,)).astype(np.int8),
         absurd=_joined([chunk.absurd for chunk in chunks], (0,)).astype(np.bool_),
+        source=chosen(numbers, possible="chances" in tables),
         tables=MappingProxyType(tables),
         numbers=MappingProxyType({f"cpu_{part}": seconds for part, seconds in budget.spent.items()} | numbers),
     )
@@ -170,6 +173,7 @@ def _further(found: _Found, count: int) -> tuple[dict[str, NDArray[Any]], dict[s
         known, verdicts = found.learned.model.known, found.learned.verdicts
         tables["horizons"] = np.array([(each.lead, each.span) for each in HORIZONS], np.int64)
         tables["coefficients"] = np.stack([known.get(each, np.zeros(FEATURES)) for each in HORIZONS])
+        numbers |= {f"cost_{source}": each for source, each in found.learned.costs.items() if math.isfinite(each)}
         for horizon, each in verdicts.items():
             numbers |= _numbers(each, f"occurrence_{horizon.lead}_{horizon.span}_")
         verdict = verdicts.get(HORIZONS[0], verdict)

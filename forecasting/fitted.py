@@ -37,6 +37,7 @@ BUCKET: Final = 300.0
 USE_BUCKET: Final = 900.0
 DAY: Final = 86_400.0
 WORDS: Final = tuple(Confidence)
+SOURCES: Final = ("blend", "occurrence")
 BINS: Final = 20
 
 
@@ -80,6 +81,8 @@ class Fitted:
     """Index of `WORDS`, `[n]`."""
     absurd: Bools
     """Models whose counts were impossible and were cut, `[n]`."""
+    source: str = "blend"
+    """Which of `SOURCES` decided loads at less cost in the backtest; `numbers` has `cost_<source>`."""
     tables: Mapping[str, NDArray[Any]] = field(default_factory=lambda: MappingProxyType({}))
     """Further arrays by name: see `TABLES`."""
     numbers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -125,6 +128,7 @@ class Fitted:
             "skill": self.skill,
             "schedule": self.schedule,
             "slot": self.slot,
+            "source": self.source,
             "numbers": dict(self.numbers),
         }
         text = np.frombuffer(json.dumps(said).encode(), np.uint8)
@@ -229,6 +233,7 @@ WORDING: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
     "complete": (_flag, "true or false"),
     "skill": (_flag, "true or false"),
     "schedule": (_flag, "true or false"),
+    "source": (lambda value: value in SOURCES, f"one of {', '.join(SOURCES)}"),
     "numbers": (_numbers, "finite numbers by name"),
 }
 

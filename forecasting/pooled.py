@@ -13,6 +13,7 @@ import numpy as np
 from forecasting import training
 from forecasting.calibration import Reliability, judge, total
 from forecasting.cells import cells, fit_blend
+from forecasting.contest import blend_chances, cost
 from forecasting.daily import by_day
 from forecasting.fitted import DAY, MOST_RATE, sound
 from forecasting.glm import binomial
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from forecasting.tiers import History
 
     Floats = NDArray[np.float64]
+    Bools = NDArray[np.bool_]
     Ints = NDArray[np.int64]
 
 BLENDED: Final = 400
@@ -80,11 +82,14 @@ class Learned:
 
     model: Occurrence
     verdicts: Mapping[Horizon, Reliability]
+    costs: Mapping[str, float]
+    """Of deciding loads by either source on that day (`contest.cost`); empty without a blend to compare with."""
 
 
 def learned_chances(snapshot: Snapshot) -> Learned | None:
     """The regressions, from all days but the last, which judges them; None without four days or any request."""
-    past = windows(_drawn(snapshot, POOLED, 1))
+    drawn = _drawn(snapshot, POOLED, 1)
+    past = windows(drawn)
     day = round(DAY / WINDOW)
     length = past.counts.shape[1] - day
     if length < LEAST_DAYS * day or not past.counts.any():
@@ -95,25 +100,44 @@ def learned_chances(snapshot: Snapshot) -> Learned | None:
         model = training.fit(training.sample(before, HORIZONS, since=day, rows=ROWS), binomial)
     except (ValueError, RuntimeError, np.linalg.LinAlgError):
         return None
-    return Learned(model, _judged(past, slots, model))
+    rows = np.arange(min(len(past.counts), JUDGED), dtype=np.int64)
+    end = WINDOW * (past.first + past.counts.shape[1])
+    other = blend_chances(part_of(drawn, rows), end, snapshot.zone)
+    return Learned(model, *_judged(past, slots, model, other))
 
 
-def _judged(past: Windows, slots: Ints, model: Occurrence) -> dict[Horizon, Reliability]:
-    """Ask for some models before each third window of the last day."""
+def _judged(
+    past: Windows, slots: Ints, model: Occurrence, other: Floats | None
+) -> tuple[dict[Horizon, Reliability], dict[str, float]]:
+    """Ask for some models before each third window of the last day, and the blend (`other`) for the same of the first.
+
+    The verdicts by horizon, and what deciding by either of them would have cost.
+    """
     day, length = round(DAY / WINDOW), past.counts.shape[1]
     rows = np.arange(min(len(past.counts), JUDGED), dtype=np.int64)
     whole = training.Windows(past.counts[rows], past.known[rows], slots, WINDOW)
     begin = length - day
     state = state_after(whole.counts[:, :begin], whole.known[:, :begin], slots[:begin])
     parts: dict[Horizon, list[Reliability]] = {horizon: [] for horizon in model.known}
+    asked: list[tuple[Floats, Floats, Bools]] = []
     for now in range(begin, length):
         slot = int(slots[now])
         if now % 3 == 0:
             for horizon, verdicts in parts.items():
                 usable, came = whole.answers(horizon, now, rows)
-                verdicts.append(judge(model.chance(state, horizon, slot)[usable], came > 0))
+                said = model.chance(state, horizon, slot)[usable]
+                verdicts.append(judge(said, came > 0))
+                if other is not None and horizon == HORIZONS[0]:
+                    asked.append((other[usable, 2 * (now - length + day)], said, came > 0))
         state.roll(slot, whole.counts[:, now], whole.known[:, now])
-    return {horizon: total(verdicts) for horizon, verdicts in parts.items()}
+    return {horizon: total(verdicts) for horizon, verdicts in parts.items()}, _costs(asked)
+
+
+def _costs(asked: list[tuple[Floats, Floats, Bools]]) -> dict[str, float]:
+    if not asked:
+        return {}
+    blend, occurrence, came = (np.concatenate(column) for column in zip(*asked, strict=True))
+    return {"blend": cost(blend, came), "occurrence": cost(occurrence, came)}
 
 
 def worked_out(week: History, zone: tzinfo, learned: Learned) -> NDArray[np.float16]:

@@ -111,6 +111,8 @@ class Readout:
             }
             if view.judged.n
             else None,
+            "source": view.source,
+            "source_costs": dict(view.costs),
             "skilled_models": view.skilled,
             "fallbacks": view.failures,
             "windows": [

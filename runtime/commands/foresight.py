@@ -24,6 +24,7 @@ from forecasting.choose import BANDS, ORIGINS
 from forecasting.counts import Counts
 from forecasting.estimate import allowed, estimate
 from forecasting.fit import fit
+from forecasting.fitted import SOURCES
 from forecasting.history import read_logs
 from forecasting.intervals import around, grids
 from forecasting.pooled import part_of, some_of
@@ -138,7 +139,8 @@ def explain(config: Config, model: str, now: float) -> Explanation:
         "model": key,
         "at": _stamp(now, zone),
         "zone": zone_name,
-        "source": config.forecast.source,
+        "source": fitted.source if config.forecast.source == "auto" else config.forecast.source,
+        "source_costs": _costs(fitted),
         "allowed": bool(allowed(counts, fitted, wall=now)[own]),
         **_known(month),
         **_fit(fitted, row),
@@ -148,7 +150,7 @@ def explain(config: Config, model: str, now: float) -> Explanation:
         "chances": chances,
         "curve": _listed(curve, zone),
     }
-    said["why"] = _why(fitted, row, said)
+    said["why"] = [*_why(fitted, row, said), _why_source(config.forecast.source, said)]
     return Explanation(key, zone, zone_name, now, *curve, chances, tuple(windows), said)
 
 
@@ -237,6 +239,20 @@ def _why(fitted: Fitted, row: int, said: Mapping[str, Any]) -> list[str]:
     if fitted.absurd[row]:
         reasons.append("its counts were impossible and were cut")
     return reasons
+
+
+def _costs(fitted: Fitted) -> dict[str, float]:
+    return {each: round(fitted.numbers[f"cost_{each}"], 4) for each in SOURCES if f"cost_{each}" in fitted.numbers}
+
+
+def _why_source(setting: str, said: Mapping[str, Any]) -> str:
+    costs = said["source_costs"]
+    if setting != "auto":
+        return f"rates come from {setting}, as forecast.source says"
+    if not costs:
+        return f"rates come from {said['source']}: there is too little history to compare the sources"
+    told = ", ".join(f"{name} {cost:.3f}" for name, cost in costs.items())
+    return f"rates come from {said['source']}: cost of loading by it on a held-out day, always or never being 1: {told}"
 
 
 def _mix(ahead: Mapping[str, NDArray[Any]]) -> dict[str, float]:
@@ -340,6 +356,8 @@ def _told(imported: Imported, fitted: Fitted, zone: tzinfo) -> dict[str, Any]:
         "blend": {name: round(weight, 6) for name, weight in fitted.blend().items() if weight > 0},
         "blend_10m": {name: fitted.numbers[name] for name in ("brier", "climatology", "ece") if name in fitted.numbers},
         "occurrence": chances,
+        "source": fitted.source,
+        "source_costs": _costs(fitted),
         "cpu_seconds": round(sum(v for k, v in fitted.numbers.items() if k.startswith("cpu_")), 2),
         "by_model": models,
     }

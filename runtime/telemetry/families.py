@@ -70,6 +70,12 @@ class Families:
         )
         self.brier = Gauge("foreload_forecast_brier_ratio", "Brier score of the last fit.", registry=own)
         self.ece = Gauge("foreload_forecast_calibration_error_ratio", "ECE of the last fit.", registry=own)
+        self.cost = Gauge(
+            "foreload_forecast_cost_ratio",
+            "Cost of loading by a source on the last fit's held-out day, against the better of always and never.",
+            ("source",),
+            registry=own,
+        )
         self.judged = Gauge(
             "foreload_forecast_judged_ratio",
             "The next ten minutes as stated against what came, over a day: Brier score, calibration error.",

@@ -264,6 +264,9 @@ class Metrics:
     def _fitted(self, event: e.ForecastFitted) -> None:
         self._table.brier.set(event.brier)
         self._table.ece.set(event.ece)
+        for source, cost in (("blend", event.cost_blend), ("occurrence", event.cost_occurrence)):
+            if cost is not None:
+                self._table.cost.labels(source).set(cost)
 
     def _judged(self, event: e.ForecastJudged) -> None:
         for kind, value in (("brier", event.brier), ("error", event.ece), ("climatology", event.climatology)):

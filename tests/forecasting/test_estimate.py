@@ -255,3 +255,12 @@ def test_a_second_look_in_a_window_says_what_a_first_one_would(periodic: Fitted)
         assert one.source == two.source == "occurrence"
         for name in ("rate", "evict_rate", "prefetch_rate", "next_use", "confidence", "hazards"):
             assert np.array_equal(getattr(one, name), getattr(two, name)), name
+
+
+@pytest.mark.parametrize("source", ["blend", "occurrence"])
+def test_left_to_itself_it_follows_the_choice_of_the_fit(periodic: Fitted, source: str):
+    """`auto` serves what was cheaper in the backtest; a named source overrides it."""
+    counts, fitted = fresh(), replace(periodic, source=source)
+    assert estimate(counts, fitted, wall=WALL, monotonic=0.0).source == source
+    assert estimate(counts, fitted, wall=WALL, monotonic=0.0, mode="auto").source == source
+    assert estimate(counts, fitted, wall=WALL, monotonic=0.0, mode="blend").source == "blend"

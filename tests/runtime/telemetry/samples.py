@@ -160,7 +160,7 @@ def one_of_each() -> tuple[Event, ...]:
         evicted("E1"),
         e.PrefetchWithheld(102.5, DEVICE, KEY, "observe"),
         e.PeakInfeasible(102.6, DEVICE, KEY, "morning", 3600.0, True, "memory", "10 more bytes"),
-        e.ForecastFitted(102.7, 2, 1, 0.5, 0.03, 0.01),
+        e.ForecastFitted(102.7, 2, 1, 0.5, 0.03, 0.01, "occurrence", 0.6, 0.5),
         e.ForecastJudged(102.75, 40, 0.02, 0.01, 0.2),
         e.ForecastFell(102.8, "fitting", "TimeoutError: late"),
         e.ForesightReported(102.9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
