@@ -298,6 +298,20 @@ class ForecastFitted:
 
 
 @dataclass(frozen=True, slots=True)
+class ForecastDemoted:
+    """The forecast of some models has stopped being right: they follow the last hour's rate (`demoted`), or no more.
+
+    `models` are the first of their keys, `count` says how many there are; `total` are demoted now.
+    """
+
+    at: float
+    demoted: bool
+    models: tuple[str, ...]
+    count: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class ForecastJudged:
     """What was stated of the next ten minutes, against what came, over the last day: `forecasts` judged.
 
@@ -434,6 +448,7 @@ Event: TypeAlias = (
     | PrefetchWithheld
     | PeakInfeasible
     | ForecastFitted
+    | ForecastDemoted
     | ForecastJudged
     | ForecastFell
     | ForesightReported

@@ -43,9 +43,12 @@ if TYPE_CHECKING:
     from forecasting.fitted import Fitted
     from forecasting.peaks import Labels, Peak
     from forecasting.sources import Estimate
+    from forecasting.standing import Standing
 
 DAY = 86_400.0
 MINUTE = 60.0
+NAMED = 20
+"""Models that one event of demotion names."""
 MOMENT = 1e-3
 """Seconds after a planned start at which it is looked for: then it is due for certain."""
 
@@ -122,12 +125,14 @@ class ForecastView:
     """Where rates come from now."""
     costs: dict[str, float]
     """Of deciding loads by each source on the last fit's held-out day, relative to the better of always and never."""
+    demoted: tuple[str, ...]
+    """Models whose forecast has stopped being right, on the last hour's rate until it is again."""
     windows: tuple[Wanted, ...]
     tokens: float
 
 
 class Forecaster(Actor[ForecastMessage]):
-    """`counts`, `times` and `foresight` are given by whoever builds incarnations: facts outlive a crash."""
+    """`counts`, `times`, `foresight` and `standing` are given by whoever builds incarnations: facts outlive a crash."""
 
     def __init__(
         self,
@@ -136,6 +141,7 @@ class Forecaster(Actor[ForecastMessage]):
         counts: Counts,
         times: LoadTimes,
         foresight: Foresight,
+        standing: Standing,
         peaks: tuple[Peak, ...],
         labels: Callable[[], Labels],
         dispatcher: Ref[Order],
@@ -151,6 +157,7 @@ class Forecaster(Actor[ForecastMessage]):
         self._counts = counts
         self._times = times
         self._foresight = foresight
+        self._standing = standing
         self._dispatcher = dispatcher
         self._devices = devices
         self._host = host
@@ -250,6 +257,7 @@ class Forecaster(Actor[ForecastMessage]):
             for gone in {each.key for each in self._models} - {each.key for each in models}:
                 self._counts.forget(gone)
                 self._times.forget(gone)
+                self._standing.forget(gone)
             self._models = models
             self._fleet = Fleet(models, self._times)
         for key in self._times.news():
@@ -441,7 +449,12 @@ class Forecaster(Actor[ForecastMessage]):
     def _fit_came(self, fitted: Fitted) -> None:
         now = self._clock.now()
         self._fit_running = False
+        fitted, change = self._standing.after(fitted)
         self._fitted, self._fitted_at = fitted, now
+        for demoted, models in ((True, change.fell), (False, change.rose)):
+            if models:
+                total = len(self._standing.demoted)
+                self._emit(facts.ForecastDemoted(now, demoted, models[:NAMED], len(models), total))
         numbers = fitted.numbers
         self._emit(
             facts.ForecastFitted(
@@ -492,6 +505,7 @@ class Forecaster(Actor[ForecastMessage]):
             self._hindsight.record,
             self._source,
             _costs(fitted),
+            tuple(sorted(self._standing.demoted)),
             self._plan.wanted,
             self._tokens.left,
         )

@@ -20,6 +20,7 @@ from forecasting.busiest import busiest
 from forecasting.calendar import WEEK, slot_of
 from forecasting.calibration import Reliability, total
 from forecasting.contest import chosen
+from forecasting.drift import drifting
 from forecasting.fitted import Fitted
 from forecasting.occurrence import COLUMNS as FEATURE_NAMES
 from forecasting.onebyone import Part, fleet_gate, one_by_one
@@ -95,6 +96,8 @@ def _parts(snapshot: Snapshot, sizes: Sizes, budget: Budget) -> Iterator[Part]:
     if not budget.left():
         return
     sums, exposure = budget.run("read", snapshot.sums)
+    days = [(day.actual.astype(np.float64), day.expected.astype(np.float64)) for day in snapshot.days()]
+    alarm = budget.run("drift", partial(drifting, days, len(snapshot.table)))[snapshot.rows]
     models = len(snapshot.keys)
     for first in range(0, models, sizes.read):
         if not budget.left():
@@ -114,6 +117,7 @@ def _parts(snapshot: Snapshot, sizes: Sizes, budget: Budget) -> Iterator[Part]:
                 exposure[whole],
                 np.maximum(some.tiers.end - some.born[some.rows[rows]], 0) * 60.0,
                 snapshot.zone,
+                alarm[whole],
             )
 
 
@@ -156,6 +160,7 @@ def _assembled(found: _Found, budget: Budget) -> Fitted:
         saved=np.clip(_joined([chunk.gate.saved for chunk in chunks], (0,)), -1e6, 1).astype(np.float32),
         skilled=skilled,
         demoted=_joined([chunk.demoted for chunk in chunks], (0,)).astype(np.bool_),
+        earned=_joined([chunk.earned for chunk in chunks], (0,)).astype(np.bool_),
         confidence=_joined([chunk.words for chunk in chunks], (0,)).astype(np.int8),
         absurd=_joined([chunk.absurd for chunk in chunks], (0,)).astype(np.bool_),
         source=chosen(numbers, possible="chances" in tables),

@@ -20,6 +20,7 @@ from forecasting.rates import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
@@ -77,6 +78,9 @@ class Fitted:
     """Share of the Poisson loss of a constant rate that the blend saved in the backtest, `[n]`."""
     skilled: Bools
     demoted: Bools
+    """Models that are to follow the last hour's rate: their forecasts have stopped being right, `[n]`."""
+    earned: Bools
+    """Models that may be trusted again if they were demoted before, `[n]`."""
     confidence: NDArray[np.int8]
     """Index of `WORDS`, `[n]`."""
     absurd: Bools
@@ -107,6 +111,11 @@ class Fitted:
     def served(self) -> Fitted:
         """The same without the profiles: most of its bytes, and only an explanation looks at them."""
         return replace(self, profile=self.profile[:0], memo={})
+
+    def demoting(self, keys: AbstractSet[str]) -> Fitted:
+        """The same with these models, and those that this round demotes, on the simpler estimate."""
+        demoted = self.demoted | np.fromiter((key in keys for key in self.keys), np.bool_, len(self.keys))
+        return replace(self, demoted=demoted, skilled=self.skilled & ~demoted, memo={})
 
     def word(self, row: int) -> Confidence:
         """How far one model's forecast may be trusted."""
@@ -167,6 +176,7 @@ SHAPES: Final[dict[str, Shape]] = {
     "saved": ("float32", ("n",), -1e6, 1.0),
     "skilled": ("bool", ("n",), 0, 1),
     "demoted": ("bool", ("n",), 0, 1),
+    "earned": ("bool", ("n",), 0, 1),
     "confidence": ("int8", ("n",), 0, len(WORDS) - 1),
     "absurd": ("bool", ("n",), 0, 1),
 }

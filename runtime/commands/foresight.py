@@ -29,6 +29,7 @@ from forecasting.history import read_logs
 from forecasting.intervals import around, grids
 from forecasting.pooled import part_of, some_of
 from forecasting.scenarios import HORIZONS, WINDOW
+from forecasting.standing import Standing
 from forecasting.store import STORE, Store, StoreFailed
 from runtime.commands.peaks import preview
 
@@ -120,7 +121,7 @@ def explain(config: Config, model: str, now: float) -> Explanation:
     own = snapshot.keys.index(key)
     others = np.random.default_rng(0).permutation(len(snapshot.keys))[:PEERS]
     rows = np.unique(np.append(others, own)).astype(np.int64)
-    fitted = fit(some_of(snapshot, rows), now=now, deadline=120.0, top=0)
+    fitted, _ = Standing().after(fit(some_of(snapshot, rows), now=now, deadline=120.0, top=0))
     row = fitted.keys.index(key)
     budget = Budget(time.monotonic, time.process_time, time.monotonic() + 60.0)
     alone = some_of(snapshot, np.array([own], np.int64))
@@ -235,7 +236,10 @@ def _why(fitted: Fitted, row: int, said: Mapping[str, Any]) -> list[str]:
     if said["history_days"] < 2:  # noqa: PLR2004 - days
         reasons.append("learning needs two days of history")
     if fitted.demoted[row]:
-        reasons.append("demoted: the 80 % interval covered too little on the last two days")
+        reasons.append(
+            "demoted to the last hour's rate: on the last days its forecast was worse than that"
+            " (two days without that, and it is trusted again)"
+        )
     if fitted.absurd[row]:
         reasons.append("its counts were impossible and were cut")
     return reasons

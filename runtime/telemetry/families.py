@@ -70,6 +70,9 @@ class Families:
         )
         self.brier = Gauge("foreload_forecast_brier_ratio", "Brier score of the last fit.", registry=own)
         self.ece = Gauge("foreload_forecast_calibration_error_ratio", "ECE of the last fit.", registry=own)
+        self.demoted = Gauge(
+            "foreload_forecast_demoted_models", "Models whose forecast has stopped being right.", registry=own
+        )
         self.cost = Gauge(
             "foreload_forecast_cost_ratio",
             "Cost of loading by a source on the last fit's held-out day, against the better of always and never.",

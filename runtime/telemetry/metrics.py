@@ -170,6 +170,7 @@ class Metrics:
             e.PrefetchWithheld: self._withheld,
             e.PeakInfeasible: self._infeasible,
             e.ForecastFitted: self._fitted,
+            e.ForecastDemoted: self._demoted,
             e.ForecastJudged: self._judged,
             e.ForecastFell: self._fell,
             e.WorkerLost: self._worker_lost,
@@ -267,6 +268,9 @@ class Metrics:
         for source, cost in (("blend", event.cost_blend), ("occurrence", event.cost_occurrence)):
             if cost is not None:
                 self._table.cost.labels(source).set(cost)
+
+    def _demoted(self, event: e.ForecastDemoted) -> None:
+        self._table.demoted.set(event.total)
 
     def _judged(self, event: e.ForecastJudged) -> None:
         for kind, value in (("brier", event.brier), ("error", event.ece), ("climatology", event.climatology)):

@@ -22,6 +22,7 @@ from actors.supervisor import Supervisor
 from forecasting.counts import Counts
 from forecasting.peaks import Peak
 from forecasting.recurrence import Once
+from forecasting.standing import Standing
 from runtime.simulation.clock import SimulatedClock
 from runtime.simulation.hardware import Costs, SimulatedPlace
 from runtime.telemetry.fanout import Fanout
@@ -131,6 +132,7 @@ async def theatre(
     tickets: dict[ModelKey, Ticket] = {}
     counts = Counts(clock.wall().timestamp(), clock.now())
     times, foresight = LoadTimes(), Foresight(share=control, wall=lambda: clock.wall().timestamp())
+    standing = Standing()
     async with Supervisor(emit=emit, clock=clock) as supervisor:
         limits = Settings(capacity=host, parallel=1, shortest_first=True)
         host_ref = supervisor.start("host", lambda: CheckedHost(limits, residence=host_place, clock=clock, emit=emit))
@@ -159,6 +161,7 @@ async def theatre(
                 counts=counts,
                 times=times,
                 foresight=foresight,
+                standing=standing,
                 peaks=tuple(peaks),
                 labels=lambda: labels or {},
                 dispatcher=dispatcher,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -139,6 +140,34 @@ def test_what_a_load_costs_is_learned_from_loads() -> None:
             assert seen[0] == pytest.approx(t.told(e.LoadFinished)[-1].seconds)  # type: ignore[attr-defined]
             assert seen[0] != guess[0]
             assert seen[1] == guess[1]
+
+    run(main)
+
+
+def test_a_model_whose_forecast_drifts_is_left_to_recency_until_it_earns_it_back() -> None:
+    """Told once when it falls and once when it is back; meanwhile, fit after fit, nothing is loaded for it."""
+    verdicts = iter([(True, False), (False, False), (False, True)])
+
+    def judged(fitted: Fitted) -> Fitted:
+        falls, earns = next(verdicts, (False, False))
+        own = np.array([key == "a@1" for key in fitted.keys])
+        return replace(fitted, demoted=own & falls, earned=own & earns)
+
+    async def main() -> None:
+        worker = Inline(judged)
+        async with theatre(
+            (A, B, C), device=10, start=START, tick=60.0, refit=3_600.0, fitting=worker, fraction=1.0
+        ) as t:
+            await learn(t, history(REGULAR))
+            assert t.mind.snapshot().demoted == ("a@1",)
+            await t.until("10:00", day=14)
+            assert worker.rounds == 2
+            assert "a@1" not in t.resident()
+            await t.until("10:10", day=14)
+            assert t.mind.snapshot().demoted == ()
+            told = [(each.demoted, each.models, each.total) for each in t.told(e.ForecastDemoted)]  # type: ignore[attr-defined]
+            assert told == [(True, ("a@1",), 1), (False, ("a@1",), 0)]
+            assert t.resident() == {"a@1"}
 
     run(main)
 

@@ -163,6 +163,7 @@ def one_of_each() -> tuple[Event, ...]:
         e.ForecastFitted(102.7, 2, 1, 0.5, 0.03, 0.01, "occurrence", 0.6, 0.5),
         e.ForecastJudged(102.75, 40, 0.02, 0.01, 0.2),
         e.ForecastFell(102.8, "fitting", "TimeoutError: late"),
+        e.ForecastDemoted(102.8, True, (KEY,), 1, 1),
         e.ForesightReported(102.9, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
         e.ActorRestarted(103.0, "device:cpu:0", 2, "KeyError: 'x'"),
         e.SubscriberDropped(103.0, "dashboard", "ValueError: no"),
