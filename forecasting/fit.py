@@ -82,7 +82,9 @@ def fit(
     for part in _parts(snapshot, sizes or Sizes(), budget):
         found.chunks.append(budget.run("models", partial(one_by_one, part, found.weights, found.origin)))
         if found.learned is not None and budget.left():
-            found.tables.append(budget.run("chances", partial(worked_out, part.week, part.zone, found.learned)))
+            found.tables.append(
+                budget.run("chances", partial(worked_out, part.week, part.zone, part.age, found.learned))
+            )
     if budget.left():
         found.ahead = budget.run("ahead", partial(busiest, snapshot, now, top, budget, specialists=specialists))
     return _assembled(found, budget)
@@ -97,7 +99,7 @@ def _parts(snapshot: Snapshot, sizes: Sizes, budget: Budget) -> Iterator[Part]:
         return
     sums, exposure = budget.run("read", snapshot.sums)
     days = [(day.actual.astype(np.float64), day.expected.astype(np.float64)) for day in snapshot.days()]
-    alarm = budget.run("drift", partial(drifting, days, len(snapshot.table)))[snapshot.rows]
+    alarm = budget.run("read", partial(drifting, days, len(snapshot.table)))[snapshot.rows]
     models = len(snapshot.keys)
     for first in range(0, models, sizes.read):
         if not budget.left():
@@ -179,6 +181,7 @@ def _further(found: _Found, count: int) -> tuple[dict[str, NDArray[Any]], dict[s
         tables["horizons"] = np.array([(each.lead, each.span) for each in HORIZONS], np.int64)
         tables["coefficients"] = np.stack([known.get(each, np.zeros(FEATURES)) for each in HORIZONS])
         numbers |= {f"cost_{source}": each for source, each in found.learned.costs.items() if math.isfinite(each)}
+        numbers["launched"] = float(found.learned.launched)
         for horizon, each in verdicts.items():
             numbers |= _numbers(each, f"occurrence_{horizon.lead}_{horizon.span}_")
         verdict = verdicts.get(HORIZONS[0], verdict)
