@@ -50,7 +50,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """`least` chance (below 1) of a request in `window` seconds; `most` candidates a tick; `margin` over victims' loss."""
+    """`least` chance of a request in `window` seconds; `most` candidates a tick; `margin` over what victims lose."""
 
     least: float = 0.01
     window: float = 600.0
