@@ -118,6 +118,7 @@ async def theatre(
     labels: Mapping[str, Mapping[str, str]] | None = None,
     control: float = 0.0,
     parallel: int = 4,
+    seed: int = 0,
     policy: str = "lru",
     **settings: object,
 ) -> AsyncIterator[Theatre]:
@@ -127,8 +128,8 @@ async def theatre(
     events: list[Event] = []
     emit.subscribe("log", events.append)
     costs = costs or Costs(fixed=5.0, bandwidth=1e12, evict=0.01)
-    device_place = SimulatedPlace(device, Tier.HOST, costs)
-    host_place = SimulatedPlace(host, Tier.DISK, costs)
+    device_place = SimulatedPlace(device, Tier.HOST, costs, seed)
+    host_place = SimulatedPlace(host, Tier.DISK, costs, seed + 1)
     tickets: dict[ModelKey, Ticket] = {}
     counts = Counts(clock.wall().timestamp(), clock.now())
     times, foresight = LoadTimes(), Foresight(share=control, wall=lambda: clock.wall().timestamp())
