@@ -242,7 +242,7 @@ class PressureChanged:
 
 @dataclass(frozen=True, slots=True)
 class WarmSettled:
-    """A warm-list entry is resident, or is not and why."""
+    """A warm-list entry is resident, or is not and why. `model` is a plain name where no version of it is known."""
 
     at: float
     model: ModelKey
@@ -280,7 +280,11 @@ class PeakInfeasible:
 
 @dataclass(frozen=True, slots=True)
 class ForecastFitted:
-    """Rates and probabilities were learned anew, in `seconds` of CPU; `skilled` models may be loaded ahead."""
+    """Rates and probabilities were learned anew, in `seconds` of CPU; `skilled` models may be loaded ahead.
+
+    `source` is what serves from now on. Costs are those of deciding loads by either source on a held-out day, relative
+    to the better of always and never holding; None where they were not judged.
+    """
 
     at: float
     models: int
@@ -288,6 +292,23 @@ class ForecastFitted:
     seconds: float
     brier: float
     ece: float
+    source: str = ""
+    cost_blend: float | None = None
+    cost_occurrence: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastDemoted:
+    """The forecast of some models has stopped being right: they follow the last hour's rate (`demoted`), or no more.
+
+    `models` are the first of their keys, `count` says how many there are; `total` are demoted now.
+    """
+
+    at: float
+    demoted: bool
+    models: tuple[str, ...]
+    count: int
+    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +338,8 @@ class ForecastFell:
 class ForesightReported:
     """What loading ahead earned in a day that ended: counts of prefetches by what became of them.
 
+    `host_` ones were meant for the host tier, as the best that could be had: used, when a load on a device read them.
+
     `cold_control` of `control` requests in windows without foresight found their model cold, `cold_treated` of
     `treated` in the others: their difference is what was saved, measured.
     """
@@ -330,6 +353,10 @@ class ForesightReported:
     cold_control: int
     treated: int
     cold_treated: int
+    host_used: int = 0
+    host_late: int = 0
+    host_wasted: int = 0
+    host_cancelled: int = 0
 
 
 # -- processes ---------------------------------------------------------------------------------------
@@ -421,6 +448,7 @@ Event: TypeAlias = (
     | PrefetchWithheld
     | PeakInfeasible
     | ForecastFitted
+    | ForecastDemoted
     | ForecastJudged
     | ForecastFell
     | ForesightReported

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from actors.residency.states import State
+from forecasting.decision import value
 from forecasting.refill import DEVICE, DISK, HOST, Scene
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ class Fleet:
         self.size = np.array([model.footprint.device for model in models], dtype=np.float64)
         self.host_cost = np.array([times.mean(model, on_host=True) for model in models], dtype=np.float64)
         self.disk_cost = np.array([times.mean(model, on_host=False) for model in models], dtype=np.float64)
+        ttl = [model.rules.ttl_idle for model in models]
+        alive = np.array([np.inf if each is None else each for each in ttl], dtype=np.float64)
+        self.keep_alive = alive if np.isfinite(alive).any() else None
         self._order: NDArray[np.int64] | None = None
         self._ordered: tuple[str, ...] | None = None
         self._same = False
@@ -83,9 +87,9 @@ class Fleet:
         where[here] = DEVICE
         movable[here] = [row.movable(now) for row in residents]
         wanted = rate * (allowed | (where == DEVICE))
-        score = keep * self.host_cost / np.maximum(self.size, 1.0)
+        score = value(keep, self.host_cost, self.size)
         nothing = np.zeros(len(self.keys), dtype=np.bool_)
-        return Scene(wanted, self.size, self.host_cost, self.disk_cost, where, movable, score, nothing)
+        return Scene(wanted, self.size, self.host_cost, self.disk_cost, where, movable, score, nothing, self.keep_alive)
 
     def _on_device(self, ledger: Ledger) -> tuple[NDArray[np.int64], list[Resident]]:
         """All that a device holds, and their rows; looked up again when something has moved."""

@@ -23,6 +23,7 @@ from actors.supervisor import one_line
 from actors.tier_cache import TierCache
 from forecasting.estimate import allowed as gate
 from forecasting.estimate import estimate
+from forecasting.fitted import SOURCES
 from forecasting.hindsight import Hindsight
 from forecasting.outlook import UNKNOWN, Outlook
 from forecasting.refill import Guards, Tokens, refill
@@ -42,9 +43,12 @@ if TYPE_CHECKING:
     from forecasting.fitted import Fitted
     from forecasting.peaks import Labels, Peak
     from forecasting.sources import Estimate
+    from forecasting.standing import Standing
 
 DAY = 86_400.0
 MINUTE = 60.0
+NAMED = 20
+"""Models that one event of demotion names."""
 MOMENT = 1e-3
 """Seconds after a planned start at which it is looked for: then it is due for certain."""
 
@@ -53,13 +57,13 @@ MOMENT = 1e-3
 class ForecastSettings:
     """Durations in seconds. `act` false plans and reports only.
 
-    `source` is blend, occurrence or rate; `fraction` of a device's memory may hold what was loaded ahead; `share` of
-    the load channel may be used for guesses; a fit older than `stale` counts as none.
+    `source` is auto (what the fit chose), blend, occurrence or rate; `fraction` of a device's memory may hold what was
+    loaded ahead; `share` of the load channel may be used for guesses; a fit older than `stale` counts as none.
     """
 
     act: bool = True
     learned: bool = True
-    source: Literal["blend", "occurrence", "rate"] = "blend"
+    source: Literal["auto", "blend", "occurrence", "rate"] = "auto"
     tick: float = 10.0
     refit: float = 3_600.0
     first_fit: float = 120.0
@@ -117,12 +121,18 @@ class ForecastView:
     skilled: int
     failures: int
     judged: Reliability
+    source: str
+    """Where rates come from now."""
+    costs: dict[str, float]
+    """Of deciding loads by each source on the last fit's held-out day, relative to the better of always and never."""
+    demoted: tuple[str, ...]
+    """Models whose forecast has stopped being right, on the last hour's rate until it is again."""
     windows: tuple[Wanted, ...]
     tokens: float
 
 
 class Forecaster(Actor[ForecastMessage]):
-    """`counts`, `times` and `foresight` are given by whoever builds incarnations: facts outlive a crash."""
+    """`counts`, `times`, `foresight` and `standing` are given by whoever builds incarnations: facts outlive a crash."""
 
     def __init__(
         self,
@@ -131,6 +141,7 @@ class Forecaster(Actor[ForecastMessage]):
         counts: Counts,
         times: LoadTimes,
         foresight: Foresight,
+        standing: Standing,
         peaks: tuple[Peak, ...],
         labels: Callable[[], Labels],
         dispatcher: Ref[Order],
@@ -146,6 +157,7 @@ class Forecaster(Actor[ForecastMessage]):
         self._counts = counts
         self._times = times
         self._foresight = foresight
+        self._standing = standing
         self._dispatcher = dispatcher
         self._devices = devices
         self._host = host
@@ -245,6 +257,7 @@ class Forecaster(Actor[ForecastMessage]):
             for gone in {each.key for each in self._models} - {each.key for each in models}:
                 self._counts.forget(gone)
                 self._times.forget(gone)
+                self._standing.forget(gone)
             self._models = models
             self._fleet = Fleet(models, self._times)
         for key in self._times.news():
@@ -436,7 +449,12 @@ class Forecaster(Actor[ForecastMessage]):
     def _fit_came(self, fitted: Fitted) -> None:
         now = self._clock.now()
         self._fit_running = False
+        fitted, change = self._standing.after(fitted)
         self._fitted, self._fitted_at = fitted, now
+        for demoted, models in ((True, change.fell), (False, change.rose)):
+            if models:
+                total = len(self._standing.demoted)
+                self._emit(facts.ForecastDemoted(now, demoted, models[:NAMED], len(models), total))
         numbers = fitted.numbers
         self._emit(
             facts.ForecastFitted(
@@ -446,6 +464,9 @@ class Forecaster(Actor[ForecastMessage]):
                 sum(seconds for name, seconds in numbers.items() if name.startswith("cpu_")),
                 numbers.get("brier", 0.0),
                 numbers.get("ece", 0.0),
+                self._source,
+                numbers.get("cost_blend"),
+                numbers.get("cost_occurrence"),
             )
         )
 
@@ -462,6 +483,13 @@ class Forecaster(Actor[ForecastMessage]):
     def _wall(self) -> float:
         return self._clock.wall().timestamp()
 
+    @property
+    def _source(self) -> str:
+        """Where rates come from: as set, or as the last fit chose."""
+        if self._fitted is None:
+            return "rate"
+        return self._fitted.source if self._settings.source == "auto" else self._settings.source
+
     # -- outside -------------------------------------------------------------------------------------
 
     def snapshot(self) -> ForecastView:
@@ -475,12 +503,22 @@ class Forecaster(Actor[ForecastMessage]):
             0 if fitted is None else _skilled(fitted),
             self._failures,
             self._hindsight.record,
+            self._source,
+            _costs(fitted),
+            tuple(sorted(self._standing.demoted)),
             self._plan.wanted,
             self._tokens.left,
         )
 
     def __repr__(self) -> str:
         return f"<Forecaster {len(self._models)} models, {len(self._plan.wanted)} windows, {self._tokens!r}>"
+
+
+def _costs(fitted: Fitted | None) -> dict[str, float]:
+    """What deciding by each source cost in the backtest."""
+    if fitted is None:
+        return {}
+    return {each: fitted.numbers[f"cost_{each}"] for each in SOURCES if f"cost_{each}" in fitted.numbers}
 
 
 def _skilled(fitted: Fitted) -> int:

@@ -37,6 +37,10 @@ class Earned:
     cold_control: int = 0
     treated: int = 0
     cold_treated: int = 0
+    host_used: int = 0
+    host_late: int = 0
+    host_wasted: int = 0
+    host_cancelled: int = 0
 
     @property
     def saved(self) -> float | None:
@@ -102,8 +106,9 @@ class Foresight:
         return {e.PrefetchSettled: self._settled, e.LeaseGranted: self._granted}
 
     def _settled(self, event: e.PrefetchSettled) -> None:
-        if event.result in RESULTS and event.device != Tier.HOST:
-            self._counts[event.result] += 1
+        # On the host only what was asked for there is settled; copies that a device's load passes through are not.
+        if event.result in RESULTS:
+            self._counts[f"host_{event.result}" if event.device == Tier.HOST else event.result] += 1
 
     def _granted(self, event: e.LeaseGranted) -> None:
         if event.device == Tier.HOST:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from actors.channels import device_free, disk_free
 from actors.residency.plan import ceiling
 from actors.residency.states import State
 from actors.tier_cache import TierCache
@@ -226,6 +227,8 @@ class PeakPlan:
             now=wall,
             capacity={where: int(self._fraction * ceiling(cache.ledger)) for where, cache in caches.items()},
             occupied={where: _taken(cache, now) for where, cache in caches.items()},
+            busy_until={where: wall + device_free(cache, host, self._times, now) for where, cache in caches.items()},
+            disk_busy_until=wall + disk_free(host, self._times, now),
         )
         soon = [self._wanted(*jobs[placed.job.key], placed.start, due=wall >= placed.start) for placed in plan.placed]
         return [*late, *soon, *(self._cold(each, *jobs[each.job.key], wall) for each in plan.dropped)]

@@ -134,6 +134,11 @@ class TierCache(Actor[m.Command]):
         """The place that holds the models answers."""
         return self._up
 
+    @property
+    def parallel(self) -> int:
+        """Loads that may be under way at once."""
+        return self._books.settings.parallel
+
     def holds(self, key: ModelKey) -> bool:
         """Whether this tier has the model or is getting it."""
         row = self.ledger.get(key)
@@ -152,10 +157,6 @@ class TierCache(Actor[m.Command]):
         if not self._books.fits(model):
             return NeverFits.code, self._books.never(model).message
         return None
-
-    def last_failure(self, model: Model) -> tuple[str, str] | None:
-        """Code and cause of the last failed load, until a load succeeds."""
-        return self._books.quarantine.last(model.artefact)
 
     # -- messages ------------------------------------------------------------------------------------
 

@@ -116,7 +116,7 @@ class WarmList(Actor[WarmMessage]):
         entry = self._entries[index]
         cause = error.code if isinstance(error, ForeloadError) else type(error).__name__
         if self._causes.get(index) != cause:
-            key = key_of(entry.name, entry.version or "*")
+            key = self._key(entry)
             self._emit(WarmSettled(self._clock.now(), key, entry.required, ready=False, cause=f"{cause}: {error}"))
         self._causes[index] = cause
         pause = getattr(error, "retry_after", None) or RETRY
@@ -127,6 +127,14 @@ class WarmList(Actor[WarmMessage]):
 
         self.spawn(later, failed=lambda exc: Missed(index, exc))
         self._next(index)
+
+    def _key(self, entry: WarmEntry) -> ModelKey:
+        """The model that was tried; as the entry names it if there is none."""
+        owner = self._dispatcher.owner
+        model = owner.find(entry.name, entry.version) if isinstance(owner, Dispatcher) else None
+        if model is not None:
+            return model.key
+        return ModelKey(entry.name) if entry.version is None else key_of(entry.name, entry.version)
 
     def _next(self, index: int) -> None:
         """The first pass goes through the list in order; what is tried again later goes by itself."""

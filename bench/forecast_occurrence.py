@@ -22,7 +22,7 @@ from bench.report import Row, arguments, finish
 from forecasting.activity import Activity, Horizon
 from forecasting.calibration import judge
 from forecasting.cells import cells, fit_blend
-from forecasting.decision import keep
+from forecasting.decision import keep, spent
 from forecasting.glm import binomial
 from forecasting.launch import fleet_shape, launch_features
 from forecasting.nextuse import expected, next_use
@@ -233,7 +233,7 @@ def _cost(test: Test) -> list[Row]:
 
 
 def _price(hold: Bools, came: Bools, ratio: float) -> float:
-    return float((hold & ~came).sum() + ratio * (~hold & came).sum())
+    return spent(hold, came, np.full(came.shape, ratio), np.ones(came.shape))
 
 
 def _since(came: Bools, idle: Bools) -> NDArray[np.int64]:

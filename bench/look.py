@@ -24,6 +24,7 @@ from actors.supervisor import Supervisor
 from bench.counts import MODELS, START
 from forecasting.peaks import Peak
 from forecasting.recurrence import Once
+from forecasting.standing import Standing
 from runtime.simulation.clock import SimulatedClock
 from runtime.simulation.hardware import Costs, SimulatedPlace
 from runtime.simulation.loop import run
@@ -130,9 +131,9 @@ async def looked(
             lambda: Timed(
                 # It plans and reports only, so that each look finds the same tiers.
                 ForecastSettings(act=False, source=source, tick=TICK), counts=counts, times=LoadTimes(),
-                foresight=Foresight(share=0.02, wall=lambda: clock.wall().timestamp()), peaks=windows, labels=dict,
-                dispatcher=names, devices=(device_ref,), host=host_ref, fitting=None, journal=None, clock=clock,
-                emit=emit,
+                foresight=Foresight(share=0.02, wall=lambda: clock.wall().timestamp()), standing=Standing(),
+                peaks=windows, labels=dict, dispatcher=names, devices=(device_ref,), host=host_ref,
+                fitting=None, journal=None, clock=clock, emit=emit,
             ),
         )  # fmt: skip
         await anyio.sleep(0.1)

@@ -6,7 +6,6 @@ Batched over models, slot axis first inside (one slot of all models is contiguou
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -162,16 +161,6 @@ class Activity:
             found[f"profile/{span}"] = self.profiles[span]
             found[f"overall/{span}"] = self.overall[span]
         return found
-
-    def with_current(self, active: Bools) -> Activity:
-        """The same as seen from inside a window, given which models it has shown active so far; shares the rest.
-
-        Only for asking: rolling it would count the window twice.
-        """
-        seen = copy(self)
-        seen.last = self.last | active
-        seen.since = np.where(active, 0, self.since).astype(np.int32)
-        return seen
 
     def _transitions(self, slot: int, act: Bools, seen: Bools) -> None:
         before = self.last

@@ -143,13 +143,6 @@ def day_of(utc: float, zone: tzinfo) -> date:
     return (_EPOCH + timedelta(seconds=utc + offset_of(utc, zone))).date()
 
 
-def days_of(utc: NDArray[np.float64], zone: tzinfo) -> NDArray[np.int64]:
-    """Local days of many instants, as days since 1970-01-01."""
-    offsets = offsets_of(utc, zone)
-    days: NDArray[np.int64] = (np.floor(utc).astype(np.int64) + offsets) // _DAY_SECONDS
-    return days
-
-
 def local_instant(local: datetime, zone: tzinfo) -> datetime:
     """The UTC instant of a naive local time: the first valid instant after a gap, the first of two in an overlap.
 

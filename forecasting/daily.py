@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Bools = NDArray[np.bool_]
 
 DAY = 86_400.0
+HOUR = 3_600.0
 STRIDE = 7
 """Buckets between two questions of a held-out day; it shares no factor with an hour, so that all minutes get a turn."""
 AHEAD = 600.0
@@ -73,13 +74,14 @@ def by_day(past: History, origin: float, zone: tzinfo, most: int) -> Days:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Losses `[n, days]` of the blend and of a constant rate on held-out days, and the last day's chances.
+    """Losses `[n, days]` of the blend, a constant and the last hour's rate on held-out days; the last day's chances.
 
     `said[n, q]` are chances of a request within 10 minutes, `came` alike; `known` which of them can be judged.
     """
 
     learned: Floats
     constant: Floats
+    recent: Floats
     said: Floats
     came: Bools
     known: Bools
@@ -90,11 +92,12 @@ def held_out(days: Days, blend: Blend) -> Held:
     models, length, buckets = days.counts.shape
     if length < 2:  # noqa: PLR2004  # one day to look back on
         nothing = np.zeros((models, 0))
-        return Held(nothing, nothing, nothing, nothing > 0, nothing > 0)
+        return Held(nothing, nothing, nothing, nothing, nothing > 0, nothing > 0)
     ahead = max(round(AHEAD / days.bucket), 1)
     total, known = _running(days.counts), _running(days.known)
-    rate = _blended(days, blend)
-    learned, constant = (np.full((models, length - 1), np.nan) for _ in range(2))
+    rate = blended(days, blend)
+    hour = decayed(days.counts.reshape(models, -1), days.bucket, HOUR)
+    learned, constant, recent = (np.full((models, length - 1), np.nan) for _ in range(3))
     said, seen, judged = rate, rate, days.known
     for day in range(1, length):
         last = buckets - ahead + 1 if day == length - 1 else buckets
@@ -105,10 +108,12 @@ def held_out(days: Days, blend: Blend) -> Held:
         judged = known[:, at + ahead] - known[:, at] == ahead
         said = ((1 - HEDGE) * rate[:, at] + HEDGE * steady[:, None]) * AHEAD
         some = judged.any(axis=1)
-        for losses, stated in ((learned, said), (constant, np.broadcast_to(steady[:, None] * AHEAD, said.shape))):
+        simple = ((1 - HEDGE) * hour[:, at - 1] + HEDGE * steady[:, None]) * AHEAD
+        flat = np.broadcast_to(steady[:, None] * AHEAD, said.shape)
+        for losses, stated in ((learned, said), (constant, flat), (recent, simple)):
             loss = np.where(judged, poisson_loss(seen, stated), 0.0).sum(axis=1)
             losses[:, day - 1] = np.where(some, loss, np.nan)
-    return Held(learned, constant, np.asarray(-np.expm1(-said), np.float64), seen > 0, judged)
+    return Held(learned, constant, recent, np.asarray(-np.expm1(-said), np.float64), seen > 0, judged)
 
 
 def _running(values: NDArray[np.generic]) -> Floats:
@@ -119,7 +124,7 @@ def _running(values: NDArray[np.generic]) -> Floats:
     return found
 
 
-def _blended(days: Days, blend: Blend) -> Floats:
+def blended(days: Days, blend: Blend) -> Floats:
     """λ_P at the start of every bucket, `[n, D * B]`; nothing of the first day."""
     flat = days.counts.reshape(len(days.counts), -1)
     rate = np.zeros(flat.shape)

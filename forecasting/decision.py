@@ -33,16 +33,27 @@ def keep(p: Floats, cold: Floats, hold: Floats) -> Bools:
     return p > threshold(cold, hold)
 
 
-def gain(p: Floats, cold: Floats, hold: Floats, load: Floats, channel: float) -> Floats:
-    """What loading now is worth: p·C - (1 - p)·h - L·price of the load channel, `load` in seconds of it."""
-    return np.asarray(p * cold - (1.0 - p) * hold - load * channel, np.float64)
+def spent(hold: Bools, came: Bools, cold: Floats, idle: Floats) -> float:
+    """What windows cost that were held or not, given what came: idle ones held, and cold starts."""
+    return float(idle[hold & ~came].sum() + cold[~hold & came].sum())
+
+
+def break_even(window: float, keep_alive: Floats) -> Floats:
+    """h/C of whoever lets idle models go after `keep_alive` seconds: then a held window costs what it saves.
+
+    A keep-alive without end says that memory costs nothing.
+    """
+    return np.asarray(window / np.maximum(keep_alive, 1e-9), np.float64)
 
 
 def value(p: Floats, cold: Floats, size: Floats) -> Floats:
-    """Victims leave in ascending order of this: expected cold cost per byte, p·C / size."""
+    """Victims leave in ascending order of this, loads go in descending: expected cold cost per byte, p·C / size.
+
+    With rates in place of chances it is per second instead of per window.
+    """
     return np.asarray(p * cold / np.maximum(size, 1.0), np.float64)
 
 
-def worth_it(gained: float, victims: Floats, hysteresis: float = 0.0) -> bool:
-    """Load under pressure iff what is gained exceeds the victims' p·C, and a margin that keeps two from alternating."""
-    return gained > float(victims.sum()) + hysteresis
+def worth_it(gained: float, lost: float, margin: float) -> bool:
+    """Load under pressure iff p·C of what comes exceeds the victims' by a factor that keeps two from alternating."""
+    return gained > margin * lost

@@ -1,20 +1,23 @@
 """When a forecast has stopped being right, and whether it was ever better than no forecast.
 
-Belongs here: CUSUM on daily ratios, the level shift to rescale by, demotion, the noise gate. Never: repairing
-anything; the caller rescales sums, demotes methods and switches prefetching off.
+Belongs here: CUSUM on daily ratios, demotion, the noise gate. Never: acting on it; the caller demotes models and
+switches prefetching off. Levels that shift are repaired in `week.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forecasting.profile import DAY, MATRIX, Bools, Floats, Ints
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 SLACK, ALARM = 0.25, 1.0
 """CUSUM on log ratios: what a day may be off without counting, and the sum at which a drift is called."""
-SHIFT_LOW, SHIFT_HIGH = 0.67, 1.5
 MOST = 1.2
 """What one day can add to the sums, less the slack: below the alarm, so it takes two days to raise it."""
 COVERAGE_LEAST, LOSS_MOST = 0.65, 1.1
@@ -50,31 +53,43 @@ class Cusum:
 
     @property
     def drifting(self) -> Ints:
-        """1 above, -1 below, 0 within bounds; reset the sums after acting on it."""
+        """1 above, -1 below, 0 within bounds."""
         return np.where(self.up > ALARM, 1, np.where(self.down > ALARM, -1, 0)).astype(np.int64)
 
-    def reset(self, rows: Bools) -> Cusum:
-        """Start again for some models."""
-        return Cusum(np.where(rows, 0.0, self.up), np.where(rows, 0.0, self.down))
 
+def drifting(days: Iterable[tuple[Floats, Floats]], models: int) -> Ints:
+    """1, -1 or 0 per model, `[models]`, after so many days of counted and expected requests (`[n]`, oldest first).
 
-def shift(ratios: Floats) -> Floats:
-    """What to multiply the stored sums by, `[n]`, from the last two daily log ratios `[n, 2]`; 1 for no shift.
-
-    Both days must have left [.67, 1.5] to the same side: a half-updated profile is worse than a rescaled one.
+    A day that expected nothing is none to judge by: the model was too new, or nothing was known. What a shift of the
+    level has repaired expects what came, and so adds nothing.
     """
-    if ratios.ndim != MATRIX or ratios.shape[1:] != (2,):
-        msg = f"ratios must be [models, 2], not {ratios.shape}"
-        raise ValueError(msg)
-    high = (ratios > np.log(SHIFT_HIGH)).all(axis=1)
-    low = (ratios < np.log(SHIFT_LOW)).all(axis=1)
-    factor = np.exp(np.where(high | low, ratios.mean(axis=1), 0.0))
-    return np.where(np.isfinite(factor), factor, 1.0)
+    sums = Cusum.fresh(models)
+    for actual, expected in days:
+        seen, usual = (np.pad(each, (0, models - len(each))) for each in (actual, expected))
+        sums = sums.after(np.where(usual > 0, daily_ratio(seen, usual), np.nan))
+    return sums.drifting
+
+
+def demotion(learned: Floats, simple: Floats, alarm: Ints) -> tuple[Bools, Bools]:
+    """Who is to follow the simpler estimate, and who has earned the learned one back, `[n]` each.
+
+    From their losses on past days, `[n, days]`, oldest first (NaN: not judged), and the alarm of `drifting`. A model
+    falls after two breaches in a row, or after one while its level drifts; two good days without an alarm are needed
+    to come back, so that it does not change with every fit.
+    """
+    watch, good = Watch.fresh(len(learned)), np.zeros(len(learned), np.int64)
+    unknown = np.full(len(learned), np.nan)
+    for mine, other in zip(learned.T, simple.T, strict=True):
+        watch = watch.after(unknown, mine, other)
+        judged = np.isfinite(mine) & np.isfinite(other)
+        good = np.where(judged, np.where(mine <= other, good + 1, 0), good)
+    fallen = watch.demoted | ((alarm != 0) & (watch.breaches > 0))
+    return fallen, (good >= BREACHES) & (alarm == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Consecutive breaches per model, `[n]`, of whatever method stands above `hier`."""
+    """Consecutive breaches per model, `[n]`, of whatever stands above the simpler estimate."""
 
     breaches: Ints
 
@@ -83,17 +98,17 @@ class Watch:
         """No breach yet."""
         return cls(np.zeros(models, np.int64))
 
-    def after(self, coverage80: Floats, loss: Floats, hier_loss: Floats) -> Watch:
+    def after(self, coverage80: Floats, loss: Floats, simple_loss: Floats) -> Watch:
         """One more review: coverage over 48 h and losses `[n]`; a NaN pair can't be judged and changes nothing."""
         short = coverage80 < COVERAGE_LEAST
-        worse = loss > LOSS_MOST * hier_loss
-        judged = ~(np.isnan(coverage80) & (np.isnan(loss) | np.isnan(hier_loss)))
+        worse = loss > LOSS_MOST * simple_loss
+        judged = ~(np.isnan(coverage80) & (np.isnan(loss) | np.isnan(simple_loss)))
         counted = np.where(short | worse, self.breaches + 1, 0)
         return Watch(np.where(judged, counted, self.breaches).astype(np.int64))
 
     @property
     def demoted(self) -> Bools:
-        """Who falls back to `hier`: two breaches in a row."""
+        """Who falls back to the simpler estimate: two breaches in a row."""
         return self.breaches >= BREACHES
 
 

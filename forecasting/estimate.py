@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Bools = NDArray[np.bool_]
     Ints = NDArray[np.int64]
 
-Way: TypeAlias = Literal["blend", "occurrence", "rate"]
+Way: TypeAlias = Literal["auto", "blend", "occurrence", "rate"]
 
 STALE: Final = 12 * 3600.0
 """Seconds after which a fit says nothing about the present any more."""
@@ -40,14 +40,15 @@ _NONE: Final = np.zeros(0)
 _TTN, _AGE = COLUMNS.index("ttn"), COLUMNS.index("age")
 
 
-def estimate(counts: Counts, fitted: Fitted | None, *, wall: float, monotonic: float, mode: Way = "blend") -> Estimate:
+def estimate(counts: Counts, fitted: Fitted | None, *, wall: float, monotonic: float, mode: Way = "auto") -> Estimate:
     """Rates, next use and confidence of `counts.keys`, as of `wall` (UTC) and `monotonic` seconds.
 
     Without a fit, with one over twelve hours old, and in mode `rate`: the 1-hour rate for both value rates, with
     little confidence. With one: λ_E is half the 6-hour rate and half that of the next use where seasons rule the
     fleet, else the 1-hour rate; λ_P is the pooled blend for models that passed the gate, else the 1-hour rate. Models
-    that were not fitted follow the fleet's prior. In mode `occurrence` all come from the chances that the fit worked
-    out, as long as they reach. Only `allowed` models may be loaded ahead.
+    that were not fitted follow the fleet's prior, demoted ones the 1-hour rate. In mode `occurrence` all others come
+    from the chances that the fit worked out, as long as they reach; in mode `auto` if that is the fit's own choice.
+    Only `allowed` models may be loaded ahead.
     """
     if fitted is None or mode == "rate" or not _current(fitted, wall):
         return _recent(_rate(counts, R_1H, monotonic))
@@ -55,7 +56,8 @@ def estimate(counts: Counts, fitted: Fitted | None, *, wall: float, monotonic: f
     if not ours.known.any():
         return _recent(_rate(counts, R_1H, monotonic))
     look = _Look(fitted, ours, counts, wall, monotonic)
-    found = _by_chance(look) if mode == "occurrence" else None
+    way = fitted.source if mode == "auto" else mode
+    found = _by_chance(look) if way == "occurrence" else None
     return _blended(look) if found is None else found
 
 
@@ -110,6 +112,7 @@ class _Ours:
     rows: Ints
     known: Bools
     skilled: Bools
+    demoted: Bools
     trust: Floats
     whole: bool
     """Every model was fitted, and the fit has them in this order."""
@@ -126,10 +129,11 @@ def _ours(fitted: Fitted, keys: tuple[str, ...]) -> _Ours:
         known = rows >= 0
         mine = np.where(known, rows, 0)
         skilled = known & fitted.skilled[mine] if len(fitted.keys) else np.zeros(len(rows), np.bool_)
+        demoted = known & fitted.demoted[mine] if len(fitted.keys) else np.zeros(len(rows), np.bool_)
         trust = np.where(known, _TRUST[fitted.confidence[mine]], _GUESS) if known.any() else np.full(len(rows), _GUESS)
-        skilled.flags.writeable = trust.flags.writeable = False
+        skilled.flags.writeable = demoted.flags.writeable = trust.flags.writeable = False
         whole = len(rows) == len(fitted.keys) and bool((rows == np.arange(len(rows))).all())
-        found = _Ours(mine, known, skilled, trust, whole)
+        found = _Ours(mine, known, skilled, demoted, trust, whole)
         fitted.memo["ours"], fitted.memo["ours_of"] = found, rows
     return found
 
@@ -184,6 +188,8 @@ def _blended(look: _Look) -> Estimate:
                 learned += weight * rate
         prefetch = np.minimum(np.where(ours.skilled, learned, recent), MOST_RATE)
     keep = 0.5 * rates[R_6H] + 0.5 * ttn if fitted.schedule else recent
+    if ours.demoted.any():
+        keep = np.where(ours.demoted, recent, keep)
     return from_rates("blend", evict_rate=keep, prefetch_rate=prefetch, next_use=use, confidence=ours.trust)
 
 
@@ -201,7 +207,7 @@ def _by_chance(look: _Look) -> Estimate | None:
     # Within a window little changes; whoever has no row in the tables goes with the time.
     rows = everyone
     if told is not None and told[0] == ahead:
-        rows = np.flatnonzero((idle != told[1]) | ~ours.known)
+        rows = np.flatnonzero((idle != told[1]) | ~ours.known | ours.demoted)
     if told is None or told[0] != ahead or 2 * rows.size > idle.size:
         found = _looked_up(look, table, idle, ahead, everyone)
     elif rows.size:
@@ -223,11 +229,13 @@ def _looked_up(look: _Look, table: NDArray[np.float16], idle: NDArray[np.int8], 
         np.asarray(_HAZARDS.take(codes[horizon].take(place)), np.float32) for horizon in range(len(HORIZONS))
     ]
     known = ours.known[rows]
-    if not known.all():
-        rate = np.maximum(look.rate(R_1H)[rows], fitted.prior_rate(look.wall))
+    certain = known & ~ours.demoted[rows]
+    if not certain.all():
+        recent = look.rate(R_1H)[rows]
+        rate = np.where(known, recent, np.maximum(recent, fitted.prior_rate(look.wall)))
         for index, horizon in enumerate(HORIZONS):
             guess = np.minimum(rate * (horizon.span * WINDOW), SURELY)
-            said[index] = np.where(known, said[index], guess).astype(np.float32)
+            said[index] = np.where(certain, said[index], guess).astype(np.float32)
     return from_hazards("occurrence", dict(zip(HORIZONS, said, strict=True)), WINDOW, ours.trust[rows])
 
 

@@ -6,6 +6,7 @@ flagged, never raised. Never import it from serving code.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,6 +19,8 @@ from forecasting.budget import Budget
 from forecasting.busiest import busiest
 from forecasting.calendar import WEEK, slot_of
 from forecasting.calibration import Reliability, total
+from forecasting.contest import chosen
+from forecasting.drift import drifting
 from forecasting.fitted import Fitted
 from forecasting.occurrence import COLUMNS as FEATURE_NAMES
 from forecasting.onebyone import Part, fleet_gate, one_by_one
@@ -79,7 +82,9 @@ def fit(
     for part in _parts(snapshot, sizes or Sizes(), budget):
         found.chunks.append(budget.run("models", partial(one_by_one, part, found.weights, found.origin)))
         if found.learned is not None and budget.left():
-            found.tables.append(budget.run("chances", partial(worked_out, part.week, part.zone, found.learned)))
+            found.tables.append(
+                budget.run("chances", partial(worked_out, part.week, part.zone, part.age, found.learned))
+            )
     if budget.left():
         found.ahead = budget.run("ahead", partial(busiest, snapshot, now, top, budget, specialists=specialists))
     return _assembled(found, budget)
@@ -93,6 +98,8 @@ def _parts(snapshot: Snapshot, sizes: Sizes, budget: Budget) -> Iterator[Part]:
     if not budget.left():
         return
     sums, exposure = budget.run("read", snapshot.sums)
+    days = [(day.actual.astype(np.float64), day.expected.astype(np.float64)) for day in snapshot.days()]
+    alarm = budget.run("read", partial(drifting, days, len(snapshot.table)))[snapshot.rows]
     models = len(snapshot.keys)
     for first in range(0, models, sizes.read):
         if not budget.left():
@@ -112,6 +119,7 @@ def _parts(snapshot: Snapshot, sizes: Sizes, budget: Budget) -> Iterator[Part]:
                 exposure[whole],
                 np.maximum(some.tiers.end - some.born[some.rows[rows]], 0) * 60.0,
                 snapshot.zone,
+                alarm[whole],
             )
 
 
@@ -154,8 +162,10 @@ def _assembled(found: _Found, budget: Budget) -> Fitted:
         saved=np.clip(_joined([chunk.gate.saved for chunk in chunks], (0,)), -1e6, 1).astype(np.float32),
         skilled=skilled,
         demoted=_joined([chunk.demoted for chunk in chunks], (0,)).astype(np.bool_),
+        earned=_joined([chunk.earned for chunk in chunks], (0,)).astype(np.bool_),
         confidence=_joined([chunk.words for chunk in chunks], (0,)).astype(np.int8),
         absurd=_joined([chunk.absurd for chunk in chunks], (0,)).astype(np.bool_),
+        source=chosen(numbers, possible="chances" in tables),
         tables=MappingProxyType(tables),
         numbers=MappingProxyType({f"cpu_{part}": seconds for part, seconds in budget.spent.items()} | numbers),
     )
@@ -170,6 +180,8 @@ def _further(found: _Found, count: int) -> tuple[dict[str, NDArray[Any]], dict[s
         known, verdicts = found.learned.model.known, found.learned.verdicts
         tables["horizons"] = np.array([(each.lead, each.span) for each in HORIZONS], np.int64)
         tables["coefficients"] = np.stack([known.get(each, np.zeros(FEATURES)) for each in HORIZONS])
+        numbers |= {f"cost_{source}": each for source, each in found.learned.costs.items() if math.isfinite(each)}
+        numbers["launched"] = float(found.learned.launched)
         for horizon, each in verdicts.items():
             numbers |= _numbers(each, f"occurrence_{horizon.lead}_{horizon.span}_")
         verdict = verdicts.get(HORIZONS[0], verdict)

@@ -20,6 +20,7 @@ from forecasting.rates import COLUMNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
@@ -37,6 +38,7 @@ BUCKET: Final = 300.0
 USE_BUCKET: Final = 900.0
 DAY: Final = 86_400.0
 WORDS: Final = tuple(Confidence)
+SOURCES: Final = ("blend", "occurrence")
 BINS: Final = 20
 
 
@@ -76,10 +78,15 @@ class Fitted:
     """Share of the Poisson loss of a constant rate that the blend saved in the backtest, `[n]`."""
     skilled: Bools
     demoted: Bools
+    """Models that are to follow the last hour's rate: their forecasts have stopped being right, `[n]`."""
+    earned: Bools
+    """Models that may be trusted again if they were demoted before, `[n]`."""
     confidence: NDArray[np.int8]
     """Index of `WORDS`, `[n]`."""
     absurd: Bools
     """Models whose counts were impossible and were cut, `[n]`."""
+    source: str = "blend"
+    """Which of `SOURCES` decided loads at less cost in the backtest; `numbers` has `cost_<source>`."""
     tables: Mapping[str, NDArray[Any]] = field(default_factory=lambda: MappingProxyType({}))
     """Further arrays by name: see `TABLES`."""
     numbers: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -105,6 +112,11 @@ class Fitted:
         """The same without the profiles: most of its bytes, and only an explanation looks at them."""
         return replace(self, profile=self.profile[:0], memo={})
 
+    def demoting(self, keys: AbstractSet[str]) -> Fitted:
+        """The same with these models, and those that this round demotes, on the simpler estimate."""
+        demoted = self.demoted | np.fromiter((key in keys for key in self.keys), np.bool_, len(self.keys))
+        return replace(self, demoted=demoted, skilled=self.skilled & ~demoted, memo={})
+
     def word(self, row: int) -> Confidence:
         """How far one model's forecast may be trusted."""
         return WORDS[int(self.confidence[row])]
@@ -125,6 +137,7 @@ class Fitted:
             "skill": self.skill,
             "schedule": self.schedule,
             "slot": self.slot,
+            "source": self.source,
             "numbers": dict(self.numbers),
         }
         text = np.frombuffer(json.dumps(said).encode(), np.uint8)
@@ -163,6 +176,7 @@ SHAPES: Final[dict[str, Shape]] = {
     "saved": ("float32", ("n",), -1e6, 1.0),
     "skilled": ("bool", ("n",), 0, 1),
     "demoted": ("bool", ("n",), 0, 1),
+    "earned": ("bool", ("n",), 0, 1),
     "confidence": ("int8", ("n",), 0, len(WORDS) - 1),
     "absurd": ("bool", ("n",), 0, 1),
 }
@@ -229,6 +243,7 @@ WORDING: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
     "complete": (_flag, "true or false"),
     "skill": (_flag, "true or false"),
     "schedule": (_flag, "true or false"),
+    "source": (lambda value: value in SOURCES, f"one of {', '.join(SOURCES)}"),
     "numbers": (_numbers, "finite numbers by name"),
 }
 

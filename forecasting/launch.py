@@ -36,8 +36,11 @@ def fleet_shape(state: Activity) -> Floats:
     return np.asarray((active + mean) / (seen + 1.0), np.float64)
 
 
-def launch_features(state: Activity, horizon: Horizon, slot: int, shape: Floats, rows: Rows) -> Floats:
-    """The `LAUNCH_COLUMNS` of some models, `[rows, 10]`; `slot` is the week slot of the window after now."""
+def launch_features(state: Activity, horizon: Horizon, slot: int | Rows, shape: Floats, rows: Rows) -> Floats:
+    """The `LAUNCH_COLUMNS` of some models, `[rows, 10]`; `slot` is the week slot of the window after now.
+
+    One for all, or one for each of `rows`.
+    """
     pseudo = PSEUDO_SECONDS / state.window
     seen = state.weight[2, rows]
     share = logit((state.active[2, rows] + pseudo * shape.mean()) / (seen + pseudo), CLIP)
@@ -45,9 +48,9 @@ def launch_features(state: Activity, horizon: Horizon, slot: int, shape: Floats,
     active = state.last[rows].astype(np.float64)
     age = np.log1p(state.age[rows])
     volume = state.volume[rows] / np.maximum(state.weight[0, rows], 1e-9) / VOLUME_SCALE
-    first = slot + horizon.lead
-    day = np.arange(first, first + horizon.span) % state.day
-    fleet = np.full(len(rows), logit(shape[day], CLIP).mean() - logit(shape, CLIP).mean())
+    first = np.broadcast_to(np.asarray(slot, np.int64), rows.shape) + horizon.lead
+    day = (first[:, None] + np.arange(horizon.span)) % state.day
+    fleet = logit(shape[day], CLIP).mean(axis=1) - logit(shape, CLIP).mean()
     columns = (
         np.ones(len(rows)), share, logit(short, CLIP), active, np.log1p(state.since[rows]), volume, fleet, age,
         share * age, active * age,

@@ -14,7 +14,7 @@ import numpy as np
 from forecasting.calendar import slots_of
 from forecasting.calibration import Reliability, judge, total
 from forecasting.daily import Days, by_day, held_out
-from forecasting.drift import Gate, Watch, noise_gate
+from forecasting.drift import Gate, Watch, demotion, noise_gate
 from forecasting.fitted import DAY, MOST_RATE, MOST_SLOT, MOST_USE, WORDS, sound
 from forecasting.ladder import confidence
 from forecasting.nextuse import expected, next_use
@@ -52,6 +52,8 @@ class Part:
     exposure: NDArray[np.float32]
     age: Floats
     zone: tzinfo
+    alarm: Ints
+    """Of a level that drifts (`drift.drifting`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Chunk:
     losses: Floats
     words: Ints
     demoted: Bools
+    earned: Bools
     absurd: Bools
     reliability: Reliability
 
@@ -78,11 +81,12 @@ def one_by_one(part: Part, weights: Floats, origin: float) -> Chunk:
     profile, high = sound(hier(sums, exposure), MOST_SLOT)
     days = by_day(part.week, origin, part.zone, WEEK_DAYS)
     season, steep = sound(_season(days, blend), MOST_RATE)
-    gate, losses, reliability = _gate(days, blend)
+    gate, losses, simple, reliability = _gate(days, blend)
     covered = coverage(part.month, profile, part.zone)
     watch, unknown = Watch.fresh(len(profile)), np.full(len(profile), np.nan)
     for review in covered:
         watch = watch.after(review, unknown, unknown)
+    fallen, earned = demotion(losses[0], simple, part.alarm)
     words = [
         WORDS.index(confidence(float(age), skill=float(saved), coverage80=float(share)))
         for age, saved, share in zip(part.age, gate.saved, covered[1], strict=True)
@@ -94,8 +98,9 @@ def one_by_one(part: Part, weights: Floats, origin: float) -> Chunk:
         _use(by_day(part.month, origin, part.zone, MONTH_DAYS)),
         gate,
         losses,
-        np.where(watch.demoted, np.minimum(words, 1), words).astype(np.int64),
-        watch.demoted,
+        np.where(watch.demoted | fallen, np.minimum(words, 1), words).astype(np.int64),
+        fallen,
+        earned,
         strange | wild | high | steep,
         reliability,
     )
@@ -155,20 +160,24 @@ def _levels(seen: Floats, due: Floats, asked: Ints, half_life: float, slow: Floa
     return pulled(seen @ weight, expected if slow is None else expected * slow)
 
 
-def _gate(days: Days, blend: Blend) -> tuple[Gate, Floats, Reliability]:
-    """Whose held-out days were told better than by a constant rate, the losses, and the last day's calibration."""
+def _gate(days: Days, blend: Blend) -> tuple[Gate, Floats, Floats, Reliability]:
+    """Whose held-out days were told better than by a constant rate, both losses, and the last day's calibration.
+
+    The losses of the last hour's rate, which a demoted model follows, come third.
+    """
     models, length = len(days.counts), int(days.counts.shape[1])
-    losses = np.full((2, models, WEEK_DAYS - 1), np.nan)
+    losses, simple = np.full((2, models, WEEK_DAYS - 1), np.nan), np.full((models, WEEK_DAYS - 1), np.nan)
     if length < 2 or not blend.weights.any():  # noqa: PLR2004  # one day to look back on
         nobody: Bools = np.zeros(models, np.bool_)
-        return Gate(np.zeros(models), nobody), losses, total([])
+        return Gate(np.zeros(models), nobody), losses, simple, total([])
     verdicts: list[Reliability] = []
     for first in range(0, models, JUDGED):
         rows = slice(first, first + JUDGED)
         held = held_out(Days(days.counts[rows], days.known[rows], days.bucket), blend)
         losses[0, rows, : length - 1], losses[1, rows, : length - 1] = held.learned, held.constant
+        simple[rows, : length - 1] = held.recent
         verdicts.append(judge(held.said[held.known], held.came[held.known]))
-    return noise_gate(losses[0], losses[1]), losses, total(verdicts)
+    return noise_gate(losses[0], losses[1]), losses, simple, total(verdicts)
 
 
 def _middle(values: Floats) -> Floats:

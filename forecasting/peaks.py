@@ -208,25 +208,6 @@ def windows(
     return list(agenda(peaks, start, end, models, labels, bridge=bridge).windows)
 
 
-def next_window(
-    peaks: Sequence[Peak],
-    now: float,
-    models: Sequence[str],
-    labels: Labels = NO_LABELS,
-    *,
-    bridge: Bridge = 0.0,
-) -> Window | None:
-    """Find the first window that starts after `now`, within five years; None if there is none."""
-    low, reach = now, _DAY
-    while low < now + _FIVE_YEARS:
-        high = min(low + reach, now + _FIVE_YEARS)
-        found = [w for w in windows(peaks, low, high, models, labels, bridge=bridge) if now < w.start]
-        if found:
-            return found[0]
-        low, reach = high, reach * 2
-    return None
-
-
 def next_start(peak: Peak, now: float) -> float | None:
     """Find the next start of one entry after `now`, within five years; None if it will not fire."""
     low, reach = now, 8 * _DAY

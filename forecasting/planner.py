@@ -156,35 +156,38 @@ def schedule(
 
 def _admit_memory(jobs: Sequence[Job], room: int) -> tuple[list[Job], list[Dropped]]:
     """Sweep the intervals in which jobs hold memory; where they overflow, the least value per byte goes."""
-    kept = list(jobs)
-    dropped: list[Dropped] = []
-    while True:
-        overflow = _first_overflow(kept, room)
-        if overflow is None:
-            return kept, dropped
-        inside, peak = overflow
-        victim = min(inside, key=lambda job: (job.require, job.value / max(job.bytes, 1), job.key))
-        kept.remove(victim)
-        dropped.append(Dropped(victim, "memory", f"{peak - room} more bytes, or one model less at that time"))
-
-
-def _first_overflow(jobs: Sequence[Job], room: int) -> tuple[list[Job], int] | None:
-    """The jobs that hold memory at the first instant at which they hold more than `room`, and how much they hold."""
     if not jobs:
-        return None
+        return [], []
     begins = np.array([job.ready_by - job.seconds for job in jobs])
     ends = np.maximum(np.array([job.release for job in jobs]), np.nextafter(begins, np.inf))
     sizes = np.array([job.bytes for job in jobs], dtype=np.int64)
     instants = np.concatenate((begins, ends))
     # At one instant what ends goes before what begins, so that loads may follow each other in the same memory.
     order = np.lexsort((np.repeat((1, 0), len(jobs)), instants))
+    place = np.empty(order.size, np.int64)
+    place[order] = np.arange(order.size)
     held = np.cumsum(np.concatenate((sizes, -sizes))[order])
-    over = np.flatnonzero(held > room)
-    if over.size == 0:
-        return None
-    instant = instants[order[over[0]]]
-    inside = [job for job, here in zip(jobs, (begins <= instant) & (instant < ends), strict=True) if here]
-    return inside, int(held[over[0]])
+    cheapest = sorted(range(len(jobs)), key=lambda at: (jobs[at].require, _per_byte(jobs[at]), jobs[at].key))
+    rank = np.empty(len(jobs), np.int64)
+    rank[cheapest] = np.arange(len(jobs))
+    gone: dict[int, Dropped] = {}
+    begun = np.zeros(order.size, np.bool_)
+    begun[place[: len(jobs)]] = True
+    at = 0
+    # What is dropped only lowers what is held later, so the sweep never goes back.
+    while (over := (held[at:] > room) & begun[at:]).any():
+        at += int(over.argmax())
+        instant, peak = instants[order[at]], int(held[at])
+        inside = (begins <= instant) & (instant < ends)
+        index = int(np.argmin(np.where(inside, rank, len(jobs))))
+        held[place[index] : place[index + len(jobs)]] -= sizes[index]
+        begins[index], begun[place[index]] = np.inf, False
+        gone[index] = Dropped(jobs[index], "memory", f"{peak - room} more bytes, or one model less at that time")
+    return [job for index, job in enumerate(jobs) if index not in gone], list(gone.values())
+
+
+def _per_byte(job: Job) -> float:
+    return job.value / max(job.bytes, 1)
 
 
 def _admit_disk(jobs: Sequence[Job], start: float) -> tuple[list[Job], list[Dropped]]:

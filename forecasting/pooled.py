@@ -13,9 +13,11 @@ import numpy as np
 from forecasting import training
 from forecasting.calibration import Reliability, judge, total
 from forecasting.cells import cells, fit_blend
+from forecasting.contest import blend_chances, cost
 from forecasting.daily import by_day
 from forecasting.fitted import DAY, MOST_RATE, sound
 from forecasting.glm import binomial
+from forecasting.launches import launches, shape_of
 from forecasting.rates import COLUMNS
 from forecasting.scenarios import AHEAD, HORIZONS, WINDOW, chances, state_after, window_slots, windows
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from forecasting.tiers import History
 
     Floats = NDArray[np.float64]
+    Bools = NDArray[np.bool_]
     Ints = NDArray[np.int64]
 
 BLENDED: Final = 400
@@ -57,15 +60,16 @@ def part_of(past: History, rows: slice | Ints) -> History:
     return replace(past, counts=counts, known=past.known[rows])
 
 
-def _drawn(snapshot: Snapshot, most: int, seed: int) -> History:
-    """5-minute counts of some models."""
+def _drawn(snapshot: Snapshot, most: int, seed: int) -> tuple[History, Ints]:
+    """5-minute counts of some models, and the minute since the epoch in which each was first seen."""
     rows = np.sort(np.random.default_rng(seed).permutation(len(snapshot.keys))[:most])
-    return part_of(some_of(snapshot, rows).history(300), slice(None))
+    some = some_of(snapshot, rows)
+    return part_of(some.history(300), slice(None)), some.born[some.rows]
 
 
 def blend_weights(snapshot: Snapshot, origin: float) -> Floats:
     """Ten weights (`rates.COLUMNS`); zeros without two days of history, or when nothing can be fitted to it."""
-    days = by_day(_drawn(snapshot, BLENDED, 0), origin, snapshot.zone, WEEK_DAYS)
+    days = by_day(_drawn(snapshot, BLENDED, 0)[0], origin, snapshot.zone, WEEK_DAYS)
     if days.counts.shape[1] < 2 or not days.counts.any():  # noqa: PLR2004  # one day to look back on
         return np.zeros(len(COLUMNS))
     try:
@@ -80,45 +84,78 @@ class Learned:
 
     model: Occurrence
     verdicts: Mapping[Horizon, Reliability]
+    costs: Mapping[str, float]
+    """Of deciding loads by either source on that day (`contest.cost`); empty without a blend to compare with."""
+    shape: Floats
+    """The fleet's P(active) by slot of the day."""
+    launched: int
+    """Models whose first day the launch regression has learned from that really appeared; others stand in for more."""
 
 
 def learned_chances(snapshot: Snapshot) -> Learned | None:
     """The regressions, from all days but the last, which judges them; None without four days or any request."""
-    past = windows(_drawn(snapshot, POOLED, 1))
+    drawn, born = _drawn(snapshot, POOLED, 1)
+    past = windows(drawn)
     day = round(DAY / WINDOW)
     length = past.counts.shape[1] - day
     if length < LEAST_DAYS * day or not past.counts.any():
         return None
     slots = past.phase(snapshot.zone)
     before = training.Windows(past.counts[:, :length], past.known[:, :length], slots[:length], WINDOW)
+    shape, first = shape_of(before), launches(before, born // round(WINDOW / 60) - past.first)
     try:
-        model = training.fit(training.sample(before, HORIZONS, since=day, rows=ROWS), binomial)
+        model = training.fit(
+            training.sample(before, HORIZONS, since=day, rows=ROWS),
+            binomial,
+            young=training.launch_sample(first.past, HORIZONS, shape, first.begins),
+        )
     except (ValueError, RuntimeError, np.linalg.LinAlgError):
         return None
-    return Learned(model, _judged(past, slots, model))
+    rows = np.arange(min(len(past.counts), JUDGED), dtype=np.int64)
+    end = WINDOW * (past.first + past.counts.shape[1])
+    other = blend_chances(part_of(drawn, rows), end, snapshot.zone)
+    return Learned(model, *_judged(past, slots, model, other), shape, first.real)
 
 
-def _judged(past: Windows, slots: Ints, model: Occurrence) -> dict[Horizon, Reliability]:
-    """Ask for some models before each third window of the last day."""
+def _judged(
+    past: Windows, slots: Ints, model: Occurrence, other: Floats | None
+) -> tuple[dict[Horizon, Reliability], dict[str, float]]:
+    """Ask for some models before each third window of the last day, and the blend (`other`) for the same of the first.
+
+    The verdicts by horizon, and what deciding by either of them would have cost.
+    """
     day, length = round(DAY / WINDOW), past.counts.shape[1]
     rows = np.arange(min(len(past.counts), JUDGED), dtype=np.int64)
     whole = training.Windows(past.counts[rows], past.known[rows], slots, WINDOW)
     begin = length - day
     state = state_after(whole.counts[:, :begin], whole.known[:, :begin], slots[:begin])
     parts: dict[Horizon, list[Reliability]] = {horizon: [] for horizon in model.known}
+    asked: list[tuple[Floats, Floats, Bools]] = []
     for now in range(begin, length):
         slot = int(slots[now])
         if now % 3 == 0:
             for horizon, verdicts in parts.items():
                 usable, came = whole.answers(horizon, now, rows)
-                verdicts.append(judge(model.chance(state, horizon, slot)[usable], came > 0))
+                said = model.chance(state, horizon, slot)[usable]
+                verdicts.append(judge(said, came > 0))
+                if other is not None and horizon == HORIZONS[0]:
+                    asked.append((other[usable, 2 * (now - length + day)], said, came > 0))
         state.roll(slot, whole.counts[:, now], whole.known[:, now])
-    return {horizon: total(verdicts) for horizon, verdicts in parts.items()}
+    return {horizon: total(verdicts) for horizon, verdicts in parts.items()}, _costs(asked)
 
 
-def worked_out(week: History, zone: tzinfo, learned: Learned) -> NDArray[np.float16]:
-    """Chances of some models for what may happen after the fit, as `scenarios.chances`."""
+def _costs(asked: list[tuple[Floats, Floats, Bools]]) -> dict[str, float]:
+    if not asked:
+        return {}
+    blend, occurrence, came = (np.concatenate(column) for column in zip(*asked, strict=True))
+    return {"blend": cost(blend, came), "occurrence": cost(occurrence, came)}
+
+
+def worked_out(week: History, zone: tzinfo, age: Floats, learned: Learned) -> NDArray[np.float16]:
+    """Chances of some models of some `age` in seconds for what may happen after the fit, as `scenarios.chances`."""
     past = windows(week)
     after = window_slots(past.first + past.counts.shape[1], AHEAD, zone)
     state = state_after(past.counts, past.known, past.phase(zone))
-    return chances(state, learned.model, after)
+    # Windows from before a model appeared are no part of its age.
+    state.age = np.minimum(state.age, np.ceil(age / WINDOW)).astype(np.int32)
+    return chances(state, learned.model, after, learned.shape)

@@ -7,7 +7,6 @@ worker.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,15 +26,6 @@ BACK, FORWARD = 2, 4
 """Buckets around the same time of day that make a seasonal rate."""
 WEEK = 7
 LN2 = float(np.log(2.0))
-
-
-class Mode(StrEnum):
-    """Where the two value rates come from (`Sources.rates`)."""
-
-    SCHEDULE = "schedule"
-    TTN = "ttn"
-    RATE = "rate"
-    FITTED = "fitted"
 
 
 class Decayed:
@@ -135,15 +125,3 @@ class Blend:
     def explain(self) -> dict[str, float]:
         """Weight by column."""
         return dict(zip(COLUMNS, self.weights.tolist(), strict=True))
-
-
-def eviction_rate(mode: Mode, decayed: Floats, ttn: Floats) -> Floats:
-    """λ_E: half the 6-h rate and half the TTN rate (schedule), TTN alone, or the 1-h rate."""
-    if mode is Mode.SCHEDULE:
-        return np.asarray(0.5 * decayed[:, R_6H] + 0.5 * ttn, np.float64)
-    return ttn if mode is Mode.TTN else decayed[:, R_1H]
-
-
-def prefetch_rate(mode: Mode, decayed: Floats, x: Floats, blend: Blend | None) -> Floats:
-    """λ_P: the fitted blend, or the 1-h rate in rate mode and before the first fit."""
-    return decayed[:, R_1H] if mode is Mode.RATE or blend is None else blend.rate(x)

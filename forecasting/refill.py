@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from forecasting.decision import break_even, keep, value, worth_it
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -25,7 +27,8 @@ class Scene:
 
     `rate`: expected requests per second (λ_P); `size` bytes; `host_cost`, `disk_cost`: seconds from there to the
     device; `where` DEVICE, HOST or DISK; `movable`: an idle resident that may be evicted; `score`: what keeping it is
-    worth, the smallest leaves first; `forced`: a required peak, which need not earn its place.
+    worth, the smallest leaves first; `forced`: a required peak, which need not earn its place; `keep_alive`: seconds
+    of idleness after which it leaves by itself (None: nothing does).
     """
 
     rate: NDArray[np.float64]
@@ -36,6 +39,7 @@ class Scene:
     movable: NDArray[np.bool_]
     score: NDArray[np.float64]
     forced: NDArray[np.bool_]
+    keep_alive: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         rows = {field.shape for field in (self.rate, self.size, self.host_cost, self.disk_cost, self.score)}
@@ -94,6 +98,19 @@ class Tokens:
         return f"<Tokens {self.left:.1f}/{self._full:.1f} s>"
 
 
+def _affordable(scene: Scene, rows: NDArray[np.int64], guards: Guards) -> NDArray[np.bool_]:
+    """Which of these rows are asked for so likely that holding them is worth it, where a keep-alive says what it costs.
+
+    Free memory costs what makes `guards.least` the least chance. Without this rule, what has just left by itself would
+    be brought back in the next tick.
+    """
+    if scene.keep_alive is None:
+        return np.ones(rows.size, np.bool_)
+    chance = -np.expm1(-scene.rate[rows] * guards.window)
+    price = break_even(guards.window, scene.keep_alive[rows])
+    return np.asarray(keep(chance, np.ones(rows.size), price) | scene.forced[rows], np.bool_)
+
+
 def refill(scene: Scene, *, free: float, tokens: Tokens, guards: Guards | None = None) -> list[Refill]:
     """Choose what to bring to the device now, in order; spends the tokens. `free` bytes are free there.
 
@@ -102,13 +119,13 @@ def refill(scene: Scene, *, free: float, tokens: Tokens, guards: Guards | None =
     guards = guards or Guards()
     # The rate that has the least chance, rather than the chance of every rate.
     least = -np.log1p(-guards.least) / guards.window if guards.least < 1 else np.inf
-    wanted = (scene.where != DEVICE) & ((scene.rate >= least) | scene.forced)
-    candidates = np.flatnonzero(wanted)
+    candidates = np.flatnonzero((scene.where != DEVICE) & ((scene.rate >= least) | scene.forced))
+    candidates = candidates[_affordable(scene, candidates, guards)]
     if candidates.size == 0:
         return []
     on_host = scene.where[candidates] == HOST
     cost = np.where(on_host, scene.host_cost[candidates], scene.disk_cost[candidates])
-    worth = scene.rate[candidates] * cost / np.maximum(scene.size[candidates], 1.0)
+    worth = value(scene.rate[candidates], cost, scene.size[candidates])
     best = _best(np.where(scene.forced[candidates], np.inf, worth), guards.most)
     asked = candidates[best]
     residents = np.flatnonzero((scene.where == DEVICE) & scene.movable & ~scene.forced)
@@ -125,7 +142,7 @@ def refill(scene: Scene, *, free: float, tokens: Tokens, guards: Guards | None =
         upto = used if size <= free else bisect_left(below, below[used] + (size - free))
         if upto >= len(below):
             continue
-        if not forced and rate * seconds < guards.margin * sum(lost[used:upto]):
+        if not forced and not worth_it(rate * seconds, sum(lost[used:upto]), guards.margin):
             continue
         free += below[upto] - below[used] - size
         tokens.spend(seconds)

@@ -85,11 +85,11 @@ def state_after(counts: Floats, known: Bools, phase: Ints) -> Activity:
     return state
 
 
-def chances(state: Activity, model: Occurrence, slots: Ints) -> NDArray[np.float16]:
+def chances(state: Activity, model: Occurrence, slots: Ints, shape: Floats | None = None) -> NDArray[np.float16]:
     """P by horizon, scenario, window after the state's last one, and model: `[4, 6, AHEAD, n]`.
 
     `slots` are the week slots of the windows from the state on. Scenario 0: no request since; 1: one in this window
-    or the last; 2 and on: the last one `IDLE` windows ago.
+    or the last; 2 and on: the last one `IDLE` windows ago. `shape` is the fleet's day, for models that are new.
     """
     found = np.zeros((len(HORIZONS), SCENARIOS, AHEAD, len(state)), np.float16)
     was, quiet = state.last.copy(), state
@@ -100,7 +100,7 @@ def chances(state: Activity, model: Occurrence, slots: Ints) -> NDArray[np.float
             if horizon in model.known:
                 season = season_of(quiet, horizon, slot)
                 for scenario, case in enumerate(cases):
-                    found[place, scenario, ahead] = model.chance(case, horizon, slot, season=season)
+                    found[place, scenario, ahead] = model.chance(case, horizon, slot, shape, season=season)
         quiet = _quieter(quiet)
     return found
 

@@ -91,8 +91,13 @@ def sample(
     return found
 
 
-def launch_sample(past: Windows, horizons: Sequence[Horizon], shape: Floats) -> Mapping[Horizon, Pairs]:
-    """Training rows of first days: `past` starts with each model's first window; `shape` is `fleet_shape`'s."""
+def launch_sample(
+    past: Windows, horizons: Sequence[Horizon], shape: Floats, begins: Ints | None = None
+) -> Mapping[Horizon, Pairs]:
+    """Training rows of first days: `past` starts with each model's first window; `shape` is `fleet_shape`'s.
+
+    `begins[n]` are the week slots of those first windows; without it they are the same for all, `past.phase[0]`.
+    """
     state = Activity(len(past.counts), past.window, [horizon.span for horizon in horizons])
     found = {horizon: Pairs() for horizon in horizons}
     everyone = np.arange(len(past.counts), dtype=np.int64)
@@ -100,7 +105,8 @@ def launch_sample(past: Windows, horizons: Sequence[Horizon], shape: Floats) -> 
         slot = int(past.phase[now])
         for horizon, pairs in found.items():
             usable, answers = past.answers(horizon, now, everyone)
-            pairs.add(launch_features(state, horizon, slot, shape, usable), answers)
+            at = slot if begins is None else begins[usable] + now
+            pairs.add(launch_features(state, horizon, at, shape, usable), answers)
         state.roll(slot, past.counts[:, now], past.known[:, now])
     return found
 

@@ -15,6 +15,7 @@ from actors.forecaster import Forecaster, ForecastSettings
 from actors.foresight import Foresight
 from actors.load_times import LoadTimes
 from forecasting.counts import Counts
+from forecasting.standing import Standing
 from forecasting.store import STORE, Store, StoreFailed
 from runtime.config.preload_peaks import peaks_of
 from runtime.fitting.worker import FittingWorker
@@ -78,6 +79,7 @@ async def start_forecaster(
         counts, journal = await _reopened(config.disk.path / STORE, counts, offload, clock)
     times = LoadTimes()
     foresight = Foresight(share=config.forecast.control, wall=lambda: clock.wall().timestamp())
+    standing = Standing()
     settings = replace(
         ForecastSettings(),
         act=config.preload.defaults.mode == "act",
@@ -97,6 +99,7 @@ async def start_forecaster(
             counts=counts,
             times=times,
             foresight=foresight,
+            standing=standing,
             peaks=peaks,
             labels=labels,
             dispatcher=dispatcher,

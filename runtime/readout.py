@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from runtime.telemetry.tally import Tally
     from runtime.workers.pipelines import Prepared
 
+SHOWN = 50
+"""Demoted models that a state names."""
 RECENT = 50
 """Events that a state shows."""
 
@@ -111,7 +113,11 @@ class Readout:
             }
             if view.judged.n
             else None,
+            "source": view.source,
+            "source_costs": dict(view.costs),
             "skilled_models": view.skilled,
+            "demoted_models": len(view.demoted),
+            "demoted": list(view.demoted[:SHOWN]),
             "fallbacks": view.failures,
             "windows": [
                 {

@@ -24,10 +24,12 @@ from forecasting.choose import BANDS, ORIGINS
 from forecasting.counts import Counts
 from forecasting.estimate import allowed, estimate
 from forecasting.fit import fit
+from forecasting.fitted import SOURCES
 from forecasting.history import read_logs
 from forecasting.intervals import around, grids
 from forecasting.pooled import part_of, some_of
 from forecasting.scenarios import HORIZONS, WINDOW
+from forecasting.standing import Standing
 from forecasting.store import STORE, Store, StoreFailed
 from runtime.commands.peaks import preview
 
@@ -119,7 +121,7 @@ def explain(config: Config, model: str, now: float) -> Explanation:
     own = snapshot.keys.index(key)
     others = np.random.default_rng(0).permutation(len(snapshot.keys))[:PEERS]
     rows = np.unique(np.append(others, own)).astype(np.int64)
-    fitted = fit(some_of(snapshot, rows), now=now, deadline=120.0, top=0)
+    fitted, _ = Standing().after(fit(some_of(snapshot, rows), now=now, deadline=120.0, top=0))
     row = fitted.keys.index(key)
     budget = Budget(time.monotonic, time.process_time, time.monotonic() + 60.0)
     alone = some_of(snapshot, np.array([own], np.int64))
@@ -138,7 +140,8 @@ def explain(config: Config, model: str, now: float) -> Explanation:
         "model": key,
         "at": _stamp(now, zone),
         "zone": zone_name,
-        "source": config.forecast.source,
+        "source": fitted.source if config.forecast.source == "auto" else config.forecast.source,
+        "source_costs": _costs(fitted),
         "allowed": bool(allowed(counts, fitted, wall=now)[own]),
         **_known(month),
         **_fit(fitted, row),
@@ -148,7 +151,7 @@ def explain(config: Config, model: str, now: float) -> Explanation:
         "chances": chances,
         "curve": _listed(curve, zone),
     }
-    said["why"] = _why(fitted, row, said)
+    said["why"] = [*_why(fitted, row, said), _why_source(config.forecast.source, said)]
     return Explanation(key, zone, zone_name, now, *curve, chances, tuple(windows), said)
 
 
@@ -233,10 +236,27 @@ def _why(fitted: Fitted, row: int, said: Mapping[str, Any]) -> list[str]:
     if said["history_days"] < 2:  # noqa: PLR2004 - days
         reasons.append("learning needs two days of history")
     if fitted.demoted[row]:
-        reasons.append("demoted: the 80 % interval covered too little on the last two days")
+        reasons.append(
+            "demoted to the last hour's rate: on the last days its forecast was worse than that"
+            " (two days without that, and it is trusted again)"
+        )
     if fitted.absurd[row]:
         reasons.append("its counts were impossible and were cut")
     return reasons
+
+
+def _costs(fitted: Fitted) -> dict[str, float]:
+    return {each: round(fitted.numbers[f"cost_{each}"], 4) for each in SOURCES if f"cost_{each}" in fitted.numbers}
+
+
+def _why_source(setting: str, said: Mapping[str, Any]) -> str:
+    costs = said["source_costs"]
+    if setting != "auto":
+        return f"rates come from {setting}, as forecast.source says"
+    if not costs:
+        return f"rates come from {said['source']}: there is too little history to compare the sources"
+    told = ", ".join(f"{name} {cost:.3f}" for name, cost in costs.items())
+    return f"rates come from {said['source']}: cost of loading by it on a held-out day, always or never being 1: {told}"
 
 
 def _mix(ahead: Mapping[str, NDArray[Any]]) -> dict[str, float]:
@@ -340,6 +360,8 @@ def _told(imported: Imported, fitted: Fitted, zone: tzinfo) -> dict[str, Any]:
         "blend": {name: round(weight, 6) for name, weight in fitted.blend().items() if weight > 0},
         "blend_10m": {name: fitted.numbers[name] for name in ("brier", "climatology", "ece") if name in fitted.numbers},
         "occurrence": chances,
+        "source": fitted.source,
+        "source_costs": _costs(fitted),
         "cpu_seconds": round(sum(v for k, v in fitted.numbers.items() if k.startswith("cpu_")), 2),
         "by_model": models,
     }

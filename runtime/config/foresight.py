@@ -20,8 +20,8 @@ class Forecast(Frozen):
 
     learned: Flag = True
     """Whether models are loaded ahead by learned rates; scheduled peaks work either way."""
-    source: Literal["blend", "occurrence", "rate"] = "blend"
-    """Where value rates come from: pooled blend of rates, occurrence probabilities, or the last hour's rate alone."""
+    source: Literal["auto", "blend", "occurrence", "rate"] = "auto"
+    """Where value rates come from: `auto` is blend or occurrence, whichever loads at less cost in a fit's backtest."""
     tick: Annotated[Seconds, Field(ge=0.1, le=600)] = 10.0
     """Time between two looks at what should be loaded."""
     refit: SomeSeconds = 3_600.0

@@ -69,14 +69,23 @@ def _at(index: int, *rest: str | int) -> KeyPath:
 def _models(preload: Preload, peaks: Sequence[Peak], known: Sequence[Known]) -> Iterator[Remark]:
     keys, labels = [each.key for each in known], labels_of(known)
     names = {key.partition("@")[0] for key in keys}
+    expected: dict[str, KeyPath] = {}
     for index, (entry, peak) in enumerate(zip(preload.peaks, peaks, strict=True)):
         level: Level = "warning" if entry.allow_missing or not entry.enabled else "error"
         for place, pattern in enumerate(entry.models):
-            if pattern != "*" and not replace(peak, models=(pattern,), labels=()).selects(keys):
-                hint = closest(pattern, keys if "@" in pattern else names) or "no model is served"
-                yield Remark(level, Fault(_at(index, "models", place), f"no model {pattern} is served", hint))
+            if pattern == "*" or replace(peak, models=(pattern,), labels=()).selects(keys):
+                continue
+            if entry.allow_missing:
+                expected.setdefault(pattern, _at(index, "models", place))
+                continue
+            hint = closest(pattern, keys if "@" in pattern else names) or "no model is served"
+            yield Remark(level, Fault(_at(index, "models", place), f"no model {pattern} is served", hint))
         if entry.selector and not replace(peak, models=()).selects(keys, labels):
             yield Remark(level, Fault(_at(index, "selector"), "selects no model", _labels_hint(known)))
+    if expected:
+        # One line, however many: that they may be missing was said on purpose.
+        what = f"not served, which allow_missing accepts: {', '.join(sorted(expected))}"
+        yield Remark("warning", Fault(next(iter(expected.values())), what))
 
 
 def _labels_hint(known: Sequence[Known]) -> str:

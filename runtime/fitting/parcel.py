@@ -10,7 +10,7 @@ import io
 import json
 import zipfile
 from collections import deque
-from datetime import UTC
+from datetime import UTC, date
 from typing import IO, TYPE_CHECKING, Any, Final
 from zoneinfo import ZoneInfo
 
@@ -19,7 +19,7 @@ import numpy as np
 from forecasting.calendar import WEEK, zone_of
 from forecasting.snapshot import Mask, Snapshot
 from forecasting.tiers import GAP, Row, Tiers
-from forecasting.week import Week, narrow
+from forecasting.week import Day, Week, narrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,6 +72,7 @@ def packed(snapshot: Snapshot) -> Iterator[tuple[str, NDArray[Any]]]:
         "at": snapshot.at,
         "open_known": snapshot.open_known,
         "began": snapshot.began,
+        "dates": [day.date.isoformat() for day in snapshot.days()],
         "end": tiers.end,
         "zone": snapshot.zone.key if isinstance(snapshot.zone, ZoneInfo) else "UTC",
         "masks": [[each.start, each.end, None if each.keys is None else sorted(each.keys)] for each in snapshot.masks],
@@ -83,6 +84,7 @@ def packed(snapshot: Snapshot) -> Iterator[tuple[str, NDArray[Any]]]:
     yield "seen", snapshot.seen
     yield "open_counts", snapshot.open_counts
     yield "at", week.at
+    yield "days", _days(snapshot, size)
     yield "sums", np.stack([narrow(week.column(slot, size)[0]) for slot in range(WEEK)])
     yield "exposure", np.stack([week.column(slot, size)[1].astype(np.float16) for slot in range(WEEK)])
     for name, rows in (("fives", tiers.fives), ("quarters", tiers.quarters)):
@@ -94,6 +96,8 @@ def unpacked(arrays: Mapping[str, NDArray[Any]]) -> Snapshot:
     """The snapshot that `packed` was given, as far as a fit looks at it."""
     words = json.loads(arrays["words"].tobytes())
     week = Week(list(arrays["sums"]), list(arrays["exposure"]), arrays["at"])
+    dates = map(date.fromisoformat, words["dates"])
+    week.days.extend(Day(day, *parts) for day, parts in zip(dates, arrays["days"], strict=True))
     tiers = Tiers(
         end=words["end"],
         fives=deque(_unstacked(arrays["fives"], arrays["fives_known"])),
@@ -115,6 +119,17 @@ def unpacked(arrays: Mapping[str, NDArray[Any]]) -> Snapshot:
         zone=UTC if words["zone"] == "UTC" else zone_of(words["zone"]),
         began=words["began"],
     )
+
+
+def _days(snapshot: Snapshot, size: int) -> NDArray[np.float32]:
+    """Counted and expected requests of past local days, `[days, 2, size]`; models that came later have zeros."""
+    found = np.zeros((len(snapshot.days()), 2, size), np.float32)
+    for place, day in enumerate(snapshot.days()):
+        found[place, 0, : day.actual.size], found[place, 1, : day.expected.size] = (
+            day.actual[:size],
+            day.expected[:size],
+        )
+    return found
 
 
 def _stacked(rows: Sequence[Row] | deque[Row], size: int) -> NDArray[np.uint8]:

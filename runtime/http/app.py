@@ -73,10 +73,11 @@ class Front:
         except ClientLeft:
             self._notify(Incident.of(CLIENT_LEFT, exchange))
         except asyncio.CancelledError:
-            # The server gave up waiting for us; whoever waits on the other side still gets a word.
-            if not exchange.started:
-                await self._refuse(exchange, Draining("the server is stopping"))
-            raise
+            # The server gave up waiting for us; whoever waits on the other side still gets a word. That is an end like
+            # any other: raising would make uvicorn log a traceback for each request that a stop abandons.
+            if exchange.started:
+                raise
+            await self._refuse(exchange, Draining("the server is stopping"))
         except Exception as error:  # noqa: BLE001 - the last resort: nothing but an error object leaves here
             await self._refuse(exchange, error)
 

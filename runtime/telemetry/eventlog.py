@@ -86,6 +86,7 @@ class EventLog:
             e.PrefetchWithheld: lambda event: self._say(self._log.debug, "prefetch withheld", event),
             e.PeakInfeasible: self._infeasible,
             e.ForecastFitted: lambda event: self._say(self._log.info, "forecast fitted", event),
+            e.ForecastDemoted: self._demoted,
             e.ForecastJudged: lambda event: self._say(self._log.debug, "forecast judged", event),
             e.ForecastFell: lambda event: self._say(self._log.warning, "forecast fell back", event),
             e.ForesightReported: lambda event: self._say(self._log.info, "foresight report", event),
@@ -138,6 +139,9 @@ class EventLog:
 
     def _infeasible(self, event: e.PeakInfeasible) -> None:
         self._say(self._log.error if event.required else self._log.warning, "peak will be cold", event)
+
+    def _demoted(self, event: e.ForecastDemoted) -> None:
+        self._say(self._log.info, "forecast demoted" if event.demoted else "forecast trusted again", event)
 
     def _warm(self, event: e.WarmSettled) -> None:
         how = self._log.info if event.ready else self._log.warning

@@ -51,7 +51,10 @@ class Families:
             "foreload_residency_seconds", "Time since load, of device victims.", buckets=AGES, registry=own
         )
         self.prefetches = Counter(
-            "foreload_prefetches", "What prefetches were worth.", ("model", "result"), registry=own
+            "foreload_prefetches",
+            "What prefetches were worth, by the tier they were for.",
+            ("model", "tier", "result"),
+            registry=own,
         )
         self.lead = Histogram(
             "foreload_prefetch_lead_seconds", "Prefetched this long before first use.", buckets=AGES, registry=own
@@ -67,6 +70,15 @@ class Families:
         )
         self.brier = Gauge("foreload_forecast_brier_ratio", "Brier score of the last fit.", registry=own)
         self.ece = Gauge("foreload_forecast_calibration_error_ratio", "ECE of the last fit.", registry=own)
+        self.demoted = Gauge(
+            "foreload_forecast_demoted_models", "Models whose forecast has stopped being right.", registry=own
+        )
+        self.cost = Gauge(
+            "foreload_forecast_cost_ratio",
+            "Cost of loading by a source on the last fit's held-out day, against the better of always and never.",
+            ("source",),
+            registry=own,
+        )
         self.judged = Gauge(
             "foreload_forecast_judged_ratio",
             "The next ten minutes as stated against what came, over a day: Brier score, calibration error.",

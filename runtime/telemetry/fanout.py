@@ -50,11 +50,6 @@ class Fanout:
         self._wants[name] = routes
         self._rebuild()
 
-    def unsubscribe(self, name: str) -> None:
-        """Take a subscriber out; an unknown name is fine. It gets nothing more, not even the event under delivery."""
-        if self._wants.pop(name, None) is not None:
-            self._rebuild()
-
     @property
     def subscribers(self) -> tuple[str, ...]:
         """Names in order of delivery."""

@@ -119,10 +119,6 @@ class Feed:
             row["time"] = self._epoch.text(event.at)
         return row | as_fields(event)
 
-    def story(self, model: str) -> list[str]:
-        """One model's events in order, by kind: what a test asserts. `model` is a name or a key."""
-        return [type(event).__name__ for event in self._ring if _is_about(event, model)]
-
     def __repr__(self) -> str:
         return f"<Feed {self.first}..{self._last}>"
 

@@ -170,6 +170,7 @@ class Metrics:
             e.PrefetchWithheld: self._withheld,
             e.PeakInfeasible: self._infeasible,
             e.ForecastFitted: self._fitted,
+            e.ForecastDemoted: self._demoted,
             e.ForecastJudged: self._judged,
             e.ForecastFell: self._fell,
             e.WorkerLost: self._worker_lost,
@@ -248,12 +249,11 @@ class Metrics:
             self._table.age.observe(event.idle)
 
     def _prefetched(self, event: e.PrefetchSettled) -> None:
-        if event.device in BELOW:
-            return
+        below = event.device in BELOW
         self._of(event.model)
         result = event.result if event.result in _PREFETCHES else OTHER
-        self._table.prefetches.labels(self.label(event.model), result).inc()
-        if result == "used":
+        self._table.prefetches.labels(self.label(event.model), event.device if below else Tier.DEVICE, result).inc()
+        if result == "used" and not below:
             self._table.lead.observe(event.lead)
 
     def _withheld(self, event: e.PrefetchWithheld) -> None:
@@ -265,6 +265,12 @@ class Metrics:
     def _fitted(self, event: e.ForecastFitted) -> None:
         self._table.brier.set(event.brier)
         self._table.ece.set(event.ece)
+        for source, cost in (("blend", event.cost_blend), ("occurrence", event.cost_occurrence)):
+            if cost is not None:
+                self._table.cost.labels(source).set(cost)
+
+    def _demoted(self, event: e.ForecastDemoted) -> None:
+        self._table.demoted.set(event.total)
 
     def _judged(self, event: e.ForecastJudged) -> None:
         for kind, value in (("brier", event.brier), ("error", event.ece), ("climatology", event.climatology)):

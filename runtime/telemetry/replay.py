@@ -72,6 +72,7 @@ class _Books:
                 | e.PrefetchWithheld()
                 | e.PeakInfeasible()
                 | e.ForecastFitted()
+                | e.ForecastDemoted()
                 | e.ForecastJudged()
                 | e.ForecastFell()
                 | e.ForesightReported()

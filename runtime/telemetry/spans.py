@@ -40,6 +40,7 @@ class Spans:
         e.PrefetchWithheld: "nothing was done",
         e.PeakInfeasible: "nothing was done: logs and metrics",
         e.ForecastFitted: "another process' work, told in logs",
+        e.ForecastDemoted: "metrics and logs",
         e.ForecastJudged: "a score: metrics",
         e.ForecastFell: "logs and metrics",
         e.ForesightReported: "a sum over a day: logs",

@@ -75,6 +75,7 @@ class Tally:
         e.PrefetchWithheld: "nothing was leased",
         e.PeakInfeasible: "told ahead; its requests are counted when they come",
         e.ForecastFitted: "says nothing of leases",
+        e.ForecastDemoted: "says nothing of leases",
         e.ForecastJudged: "made from counts, not from leases",
         e.ForecastFell: "says nothing of leases",
         e.ForesightReported: "made from leases already counted",

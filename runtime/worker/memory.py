@@ -1,4 +1,4 @@
-"""Measured bytes: what a model holds, what came back, what stayed away, and what the process weighs.
+"""Measured bytes: what a model holds, what came back, and what stayed away.
 
 Belongs here: readings. Never: estimates, decisions, anything that frees a model's weights.
 """
@@ -6,8 +6,6 @@ Belongs here: readings. Never: estimates, decisions, anything that frees a model
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,27 +13,6 @@ import torch
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable, Iterable, Sequence
-
-_ROLLUP = Path("/proc/self/smaps_rollup")
-_KIB = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessMemory:
-    """Bytes of this process: resident, its proportional share of them, and what is not backed by files."""
-
-    rss: int
-    pss: int
-    anonymous: int
-
-
-def process_memory() -> ProcessMemory:
-    """Read the kernel's roll-up of this process' mappings. Raises `OSError` where there is none."""
-    rows: dict[str, int] = {}
-    for line in _ROLLUP.read_text().splitlines()[1:]:
-        name, _, value = line.partition(":")
-        rows[name] = int(value.split()[0]) * _KIB
-    return ProcessMemory(rows["Rss"], rows["Pss"], rows.get("Anonymous", 0))
 
 
 def resident_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -40,7 +40,6 @@ async def test_advice_tells_what_a_tier_has_and_would_refuse() -> None:
         cache = r.cache
         assert (cache.up, cache.holds(A.key), cache.state_of(A.key)) == (True, False, State.ABSENT)
         assert cache.trouble(A) is None
-        assert cache.last_failure(A) is None
         huge = model("huge", 31)
         trouble = cache.trouble(huge)
         assert trouble == (NeverFits.code, "huge@1 needs 31 bytes on cpu:0, which can hold 30")

@@ -27,12 +27,11 @@ def test_a_slot_is_what_the_local_clock_on_the_wall_says(name: str, instants: li
     """Over all IANA zones 2020-2040, one by one and vectorised, the slot and day are those of `datetime`."""
     zone = calendar.zone_of(name)
     slots = calendar.slots_of(np.array(instants), zone)
-    days = calendar.days_of(np.array(instants), zone)
-    for instant, slot, day in zip(instants, slots.tolist(), days.tolist(), strict=True):
+    for instant, slot in zip(instants, slots.tolist(), strict=True):
         local = datetime.fromtimestamp(instant, UTC).astimezone(ZoneInfo(name))
         seconds = local.weekday() * 86_400 + local.hour * 3600 + local.minute * 60 + local.second
         assert calendar.slot_of(instant, zone) == slot == seconds // 900
-        assert calendar.day_of(instant, zone) == local.date() == date(1970, 1, 1) + timedelta(days=day)
+        assert calendar.day_of(instant, zone) == local.date()
 
 
 def test_every_change_of_offset_is_found_to_the_second():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forecasting.cells import history
-from forecasting.daily import Days, _blended, by_day, held_out
+from forecasting.daily import Days, blended, by_day, held_out
 from forecasting.nextuse import expected, next_use
 from forecasting.occurrence import Occurrence
 from forecasting.rates import Blend, columns, seasonal
@@ -24,7 +24,7 @@ def test_the_backtested_rate_is_the_rate_that_would_have_served(ttn: float):
     weights = rng.random(10)
     weights[8] = ttn
     blend = Blend(weights)
-    rate = _blended(Days(counts, counts >= 0, 300.0), blend).reshape(counts.shape)
+    rate = blended(Days(counts, counts >= 0, 300.0), blend).reshape(counts.shape)
     decayed, age = history(counts.reshape(4, -1), 300.0)
     for day in (1, 2, 7):
         season, use = seasonal(counts[:, :day], 300.0), next_use(expected(counts[:, :day]), 300.0).rate

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.decision import gain, keep, threshold, value, worth_it
+from forecasting.decision import break_even, keep, spent, threshold, value, worth_it
 
 COST = st.floats(1e-6, 1e6)
 
@@ -34,15 +34,6 @@ def test_free_memory_holds_everything_that_may_come() -> None:
     assert not keep(*one(1.0, 0.0, 0.0))[0]
 
 
-@given(st.floats(0, 1), COST, COST)
-def test_loading_for_nothing_gains_what_keeping_does(p: float, cold: float, hold: float) -> None:
-    """Without a price of the channel, gain is positive exactly where keeping pays."""
-    worth = gain(*one(p, cold, hold, 3.0), 0.0)[0]
-    if abs(worth) > 1e-9 * (cold + hold):
-        assert (worth > 0) == keep(*one(p, cold, hold))[0]
-    assert gain(*one(p, cold, hold, 3.0), 2.0)[0] == pytest.approx(worth - 6.0)
-
-
 def test_the_cheapest_byte_leaves_first() -> None:
     """p·C per byte: a big model of the same value goes before a small one, and no size divides by zero."""
     worth = value(np.array([0.5, 0.5, 0.5]), np.ones(3), np.array([8.0, 2.0, 0.0]))
@@ -51,7 +42,20 @@ def test_the_cheapest_byte_leaves_first() -> None:
 
 
 def test_a_load_must_beat_its_victims_by_a_margin() -> None:
-    """Two models of equal value never take each other's place in turn."""
-    assert worth_it(2.0, np.array([0.5, 0.5]))
-    assert not worth_it(1.0, np.array([0.5, 0.5]))
-    assert not worth_it(1.2, np.array([0.5, 0.5]), hysteresis=0.5)
+    """Two models of equal value never take each other's place in turn; without victims any gain will do."""
+    assert worth_it(1.6, 1.0, 1.5)
+    assert not worth_it(1.5, 1.0, 1.5)
+    assert worth_it(1e-9, 0.0, 1.5)
+    assert not worth_it(0.0, 0.0, 1.5)
+
+
+def test_a_keep_alive_says_what_memory_is_worth() -> None:
+    """Idle for an hour at most, in windows of ten minutes: a chance of one in seven holds, and loads; no end, any."""
+    price = break_even(600.0, np.array([3_600.0, np.inf]))
+    assert threshold(np.ones(2), price).tolist() == pytest.approx([1 / 7, 0.0])
+
+
+def test_what_was_held_and_what_was_cold_is_paid_for() -> None:
+    """Each idle window that was held, and each cold start; nothing for a hit, nor for an absent model nobody wants."""
+    hold, came = np.array([True, True, False, False]), np.array([True, False, True, False])
+    assert spent(hold, came, np.full(4, 7.0), np.full(4, 2.0)) == 9.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.drift import Cusum, Watch, daily_ratio, noise_gate, poisson_loss, shift
+from forecasting.drift import Cusum, Watch, daily_ratio, demotion, drifting, noise_gate, poisson_loss
 
 
 def test_a_tripled_level_is_called_on_the_second_day() -> None:
@@ -40,12 +40,11 @@ def test_a_slow_drift_is_found() -> None:
         assert days <= 14
 
 
-def test_gaps_and_resets() -> None:
-    """A day without data changes nothing, and a reset starts one model again."""
+def test_a_day_without_data_changes_nothing() -> None:
+    """Neither sum."""
     sums = Cusum.fresh(2).after(np.log([2.0, 2.0]))
     same = sums.after(np.array([np.nan, np.nan]))
     assert same.up.tolist() == sums.up.tolist()
-    assert sums.reset(np.array([True, False])).up.tolist() == [0.0, sums.up[1]]
 
 
 def test_few_requests_make_no_ratio() -> None:
@@ -54,13 +53,34 @@ def test_few_requests_make_no_ratio() -> None:
     assert daily_ratio(np.array([30000.0]), np.array([10000.0]))[0] > np.log(2.5)
 
 
-def test_two_days_on_the_same_side_rescale() -> None:
-    """x3 on both days rescales by 3; one day, opposite days, small ones and gaps do not."""
-    days = np.log([[3.0, 3.0], [3.0, 1.0], [3.0, 0.3], [1.4, 1.4], [0.5, 0.5]])
-    assert shift(days) == pytest.approx([3.0, 1.0, 1.0, 1.0, 0.5])
-    assert shift(np.array([[np.nan, 2.0]])).tolist() == [1.0]
-    with pytest.raises(ValueError, match="ratios must be"):
-        shift(np.zeros((2, 3)))
+def test_a_level_that_creeps_is_an_alarm_and_one_that_was_repaired_is_none() -> None:
+    """Models may be new, unknown for days, or rescaled: then a day expects what came."""
+    usual = np.array([100.0, 100.0, 100.0, 0.0])
+    creeping = [(np.array([200.0, 100.0, 300.0, 50.0]), usual)] * 4
+    assert drifting(creeping, 5).tolist() == [1, 0, 1, 0, 0]
+    repaired = [(each, np.where(np.arange(4) == 2, 300.0, usual)) for each, _ in creeping]
+    assert drifting(repaired, 5).tolist() == [1, 0, 0, 0, 0]
+    assert drifting([], 2).tolist() == [0, 0]
+
+
+def test_a_model_falls_by_its_losses_sooner_while_it_drifts_and_comes_back_by_two_good_days() -> None:
+    """Losses against the simpler estimate's, oldest first; a day that was not judged counts for neither."""
+    nan = np.nan
+    learned = np.array(
+        [
+            [0.5, 0.5, 2.0, 2.0],  # two breaches
+            [0.5, 0.5, 0.5, 2.0],  # one
+            [0.5, 0.5, 0.5, 2.0],  # one, drifting
+            [2.0, 2.0, 0.5, 0.5],  # good again
+            [2.0, 2.0, 0.5, nan],  # not yet
+            [0.5, 0.5, 0.5, 0.5],  # good, drifting
+            [1.05, 1.05, 1.05, 1.05],  # no breach, no merit
+        ]
+    )
+    alarm = np.array([0, 0, 1, 0, 0, -1, 0])
+    fallen, earned = demotion(learned, np.ones_like(learned), alarm)
+    assert fallen.tolist() == [True, False, True, False, False, False, False]
+    assert earned.tolist() == [False, False, False, True, False, False, False]
 
 
 def test_demotion_takes_two_breaches_in_a_row() -> None:

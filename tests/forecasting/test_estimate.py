@@ -255,3 +255,30 @@ def test_a_second_look_in_a_window_says_what_a_first_one_would(periodic: Fitted)
         assert one.source == two.source == "occurrence"
         for name in ("rate", "evict_rate", "prefetch_rate", "next_use", "confidence", "hazards"):
             assert np.array_equal(getattr(one, name), getattr(two, name)), name
+
+
+@pytest.mark.parametrize("source", ["blend", "occurrence"])
+def test_left_to_itself_it_follows_the_choice_of_the_fit(periodic: Fitted, source: str):
+    """`auto` serves what was cheaper in the backtest; a named source overrides it."""
+    counts, fitted = fresh(), replace(periodic, source=source)
+    assert estimate(counts, fitted, wall=WALL, monotonic=0.0).source == source
+    assert estimate(counts, fitted, wall=WALL, monotonic=0.0, mode="auto").source == source
+    assert estimate(counts, fitted, wall=WALL, monotonic=0.0, mode="blend").source == "blend"
+
+
+@pytest.mark.parametrize("mode", ["blend", "occurrence"])
+def test_a_demoted_model_follows_the_last_hour_and_earns_no_load(periodic: Fitted, mode: Way):
+    """Whatever the source; the others notice nothing."""
+    counts, key = fresh(), periodic.keys[3]
+    before = estimate(counts, periodic, wall=WALL, monotonic=0.0, mode=mode)
+    fallen = periodic.demoting({key})
+    after = estimate(counts, fallen, wall=WALL, monotonic=0.0, mode=mode)
+    plain = estimate(counts, None, wall=WALL, monotonic=0.0)
+    row = counts.keys.index(key)
+    assert after.source == mode
+    assert after.prefetch_rate[row] == pytest.approx(plain.prefetch_rate[row], abs=1e-9)
+    assert after.evict_rate[row] == pytest.approx(plain.evict_rate[row], abs=1e-9)
+    others = np.arange(len(counts.keys)) != row
+    np.testing.assert_array_equal(after.prefetch_rate[others], before.prefetch_rate[others])
+    assert allowed(counts, periodic, wall=WALL)[row]
+    assert not allowed(counts, fallen, wall=WALL)[row]

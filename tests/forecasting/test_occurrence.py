@@ -130,17 +130,6 @@ def test_what_was_unknown_yesterday_is_taken_from_the_profile() -> None:
     assert column("yesterday", x)[0] == column("last_week", x)[0]
 
 
-def test_a_request_in_the_window_under_way_counts_at_once() -> None:
-    """Between two rolls a model that was just requested is active, and nothing of the state changes."""
-    state = rolled(np.zeros((2, 30)))
-    before = features(state, SOON, 30)
-    x = features(state.with_current(np.array([True, False])), SOON, 30)
-    assert column("active", x).tolist() == [1, 0]
-    assert column("since", x)[0] == 0
-    np.testing.assert_array_equal(x[1], before[1])
-    np.testing.assert_array_equal(features(state, SOON, 30), before)
-
-
 def test_state_prints_itself() -> None:
     """One line says how much is in it."""
     state = rolled(np.ones((2, 3)))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forecasting.calendar import of_country, of_dates
 from forecasting.merge import cuts_of
-from forecasting.peaks import Peak, agenda, masks, next_start, next_window, occurrences, windows
+from forecasting.peaks import Peak, agenda, masks, next_start, occurrences, windows
 from forecasting.recurrence import Daily, Once, Rule, fires, read_cron, read_rrule, shortest_gap, starts
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -470,15 +470,13 @@ def test_a_chain_without_end_is_cut_at_turns_of_the_month_and_costs_little() -> 
 # -- looking ahead -----------------------------------------------------------------------------------
 
 
-def test_the_next_window_is_found_years_ahead_or_not_at_all() -> None:
+def test_the_next_start_is_found_years_ahead_or_not_at_all() -> None:
     """What has begun is not next; a one-off is next until it starts."""
     peak = daily("10:00", rule=Once(wall("2029-02-01T10:00")))
-    found = next_window([peak], utc("2026-12-01T00:00"), MODELS)
+    found = next_start(peak, utc("2026-12-01T00:00"))
     assert found is not None
-    assert (found.model, local(found.start, BERLIN)) == ("a@2", "2029-02-01T10:00+01:00")
-    assert next_window([peak], found.start, MODELS) is None
-    assert next_window([daily("10:00", models=("nobody",))], 0.0, MODELS) is None
-    assert next_start(peak, utc("2026-12-01T00:00")) == found.start
+    assert local(found, BERLIN) == "2029-02-01T10:00+01:00"
+    assert next_start(peak, found) is None
 
 
 def test_one_off_windows_are_kept_out_of_what_is_learned() -> None:

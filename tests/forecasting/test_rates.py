@@ -14,14 +14,10 @@ from forecasting.nextuse import expected, next_use
 from forecasting.rates import (
     COLUMNS,
     HALF_LIVES,
-    R_1H,
     R_6H,
     Blend,
     Decayed,
-    Mode,
     columns,
-    eviction_rate,
-    prefetch_rate,
     seasonal,
 )
 
@@ -214,20 +210,6 @@ def test_rows_that_are_none_are_refused() -> None:
         fit_blend(np.zeros((0, 10)), np.zeros(0))
     with pytest.raises(ValueError, match="match"):
         fit_blend(np.zeros((3, 9)), np.zeros(3))
-
-
-def test_value_rates_follow_their_mode() -> None:
-    """Schedule: half and half; ttn: alone; rate: the last hour; fitted: the blend, or the last hour before a fit."""
-    decayed = np.arange(10.0).reshape(2, 5)
-    ttn = np.array([7.0, 8.0])
-    np.testing.assert_array_equal(eviction_rate(Mode.SCHEDULE, decayed, ttn), 0.5 * decayed[:, R_6H] + 0.5 * ttn)
-    np.testing.assert_array_equal(eviction_rate(Mode.TTN, decayed, ttn), ttn)
-    np.testing.assert_array_equal(eviction_rate(Mode.RATE, decayed, ttn), decayed[:, R_1H])
-    x = columns(decayed, np.zeros((3, 2)), ttn, np.zeros(2))
-    blend = Blend(np.eye(10)[8])
-    np.testing.assert_array_equal(prefetch_rate(Mode.FITTED, decayed, x, blend), ttn)
-    np.testing.assert_array_equal(prefetch_rate(Mode.FITTED, decayed, x, None), decayed[:, R_1H])
-    np.testing.assert_array_equal(prefetch_rate(Mode.RATE, decayed, x, blend), decayed[:, R_1H])
 
 
 def test_every_number_of_a_season_is_finite_for_a_silent_fleet() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -114,3 +116,11 @@ def test_impossible_input_is_refused() -> None:
     for share, tick in ((0.0, 1.0), (1.1, 1.0), (0.5, 0.0)):
         with pytest.raises(ValueError, match="token bucket"):
             Tokens(share=share, tick=tick)
+
+
+def test_what_leaves_by_itself_is_not_brought_back_for_less_than_it_is_held_for() -> None:
+    """Idle for ten minutes at most: only what is asked for in more than half of such windows is worth loading ahead."""
+    free = scene((0.5 / 600, 10, HOST), (0.9 / 600, 10, HOST))  # chances of .39 and .59
+    assert {m.index for m in moved(free, free=100)} == {0, 1}
+    kept = replace(free, keep_alive=np.full(2, 600.0))
+    assert [m.index for m in moved(kept, free=100)] == [1]

@@ -22,6 +22,7 @@ from actors.supervisor import Supervisor
 from forecasting.counts import Counts
 from forecasting.peaks import Peak
 from forecasting.recurrence import Once
+from forecasting.standing import Standing
 from runtime.simulation.clock import SimulatedClock
 from runtime.simulation.hardware import Costs, SimulatedPlace
 from runtime.telemetry.fanout import Fanout
@@ -116,6 +117,8 @@ async def theatre(
     fitting: Fitting | None = None,
     labels: Mapping[str, Mapping[str, str]] | None = None,
     control: float = 0.0,
+    parallel: int = 4,
+    seed: int = 0,
     policy: str = "lru",
     **settings: object,
 ) -> AsyncIterator[Theatre]:
@@ -125,11 +128,12 @@ async def theatre(
     events: list[Event] = []
     emit.subscribe("log", events.append)
     costs = costs or Costs(fixed=5.0, bandwidth=1e12, evict=0.01)
-    device_place = SimulatedPlace(device, Tier.HOST, costs)
-    host_place = SimulatedPlace(host, Tier.DISK, costs)
+    device_place = SimulatedPlace(device, Tier.HOST, costs, seed)
+    host_place = SimulatedPlace(host, Tier.DISK, costs, seed + 1)
     tickets: dict[ModelKey, Ticket] = {}
     counts = Counts(clock.wall().timestamp(), clock.now())
     times, foresight = LoadTimes(), Foresight(share=control, wall=lambda: clock.wall().timestamp())
+    standing = Standing()
     async with Supervisor(emit=emit, clock=clock) as supervisor:
         limits = Settings(capacity=host, parallel=1, shortest_first=True)
         host_ref = supervisor.start("host", lambda: CheckedHost(limits, residence=host_place, clock=clock, emit=emit))
@@ -137,7 +141,7 @@ async def theatre(
             "cpu:0",
             lambda: CheckedDevice(
                 "cpu:0",
-                Settings(capacity=device, policy=policy),
+                Settings(capacity=device, policy=policy, parallel=parallel),
                 residence=device_place,
                 host=host_ref,
                 keeps_host=True,
@@ -158,6 +162,7 @@ async def theatre(
                 counts=counts,
                 times=times,
                 foresight=foresight,
+                standing=standing,
                 peaks=tuple(peaks),
                 labels=lambda: labels or {},
                 dispatcher=dispatcher,

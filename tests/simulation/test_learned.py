@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -143,6 +144,34 @@ def test_what_a_load_costs_is_learned_from_loads() -> None:
     run(main)
 
 
+def test_a_model_whose_forecast_drifts_is_left_to_recency_until_it_earns_it_back() -> None:
+    """Told once when it falls and once when it is back; meanwhile, fit after fit, nothing is loaded for it."""
+    verdicts = iter([(True, False), (False, False), (False, True)])
+
+    def judged(fitted: Fitted) -> Fitted:
+        falls, earns = next(verdicts, (False, False))
+        own = np.array([key == "a@1" for key in fitted.keys])
+        return replace(fitted, demoted=own & falls, earned=own & earns)
+
+    async def main() -> None:
+        worker = Inline(judged)
+        async with theatre(
+            (A, B, C), device=10, start=START, tick=60.0, refit=3_600.0, fitting=worker, fraction=1.0
+        ) as t:
+            await learn(t, history(REGULAR))
+            assert t.mind.snapshot().demoted == ("a@1",)
+            await t.until("10:00", day=14)
+            assert worker.rounds == 2
+            assert "a@1" not in t.resident()
+            await t.until("10:10", day=14)
+            assert t.mind.snapshot().demoted == ()
+            told = [(each.demoted, each.models, each.total) for each in t.told(e.ForecastDemoted)]  # type: ignore[attr-defined]
+            assert told == [(True, ("a@1",), 1), (False, ("a@1",), 0)]
+            assert t.resident() == {"a@1"}
+
+    run(main)
+
+
 def test_noise_earns_no_load() -> None:
     """T12: on requests without any pattern the gate stays shut, and nothing is ever loaded ahead."""
 
@@ -236,7 +265,8 @@ def test_what_was_prefetched_is_accounted_for() -> None:
             await t.until("14:30", day=14)
             settled = [each.result for each in t.told(e.PrefetchSettled) if each.device == "cpu:0"]  # type: ignore[attr-defined]
             assert settled[0] == "used"
-            assert t.foresight.earned().used == 1
+            earned = t.foresight.earned()
+            assert (earned.used, earned.host_used, earned.host_late, earned.host_wasted) == (1, 0, 0, 0)
             await t.until("00:05", day=15)
             (report,) = t.told(e.ForesightReported)
             assert report.used >= 1  # type: ignore[attr-defined]

@@ -478,7 +478,7 @@ async def test_every_waiter_of_a_failed_load_gets_the_same_error_and_the_bytes_a
         assert len({id(each) for each in errors}) == 5
         assert {(each.message, each.model, each.retry_after) for each in errors} == {("bit flip", "a", 1.0)}
         assert (r.device_place.used, r.cache.ledger.used) == (0, 0)
-        assert r.cache.last_failure(A) == r.cache.trouble(A) == ("corrupt_weights", "bit flip")
+        assert r.cache.trouble(A) == ("corrupt_weights", "bit flip")
         with pytest.raises(Quarantined, match="bit flip") as caught:
             await r.use(A)
         assert caught.value.detail == {"cause": "corrupt_weights", "failures": 1}
@@ -498,7 +498,7 @@ async def test_the_back_off_doubles_and_lets_one_probe_through() -> None:
             assert r.device_place.loads == tries
             await anyio.sleep(0.2)
         assert (await r.use(A)).result == "miss"
-        assert r.cache.last_failure(A) is None
+        assert r.cache.trouble(A) is None
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
@@ -578,7 +578,7 @@ async def test_out_of_memory_evicts_once_and_tries_once_more() -> None:
         assert (await r.use(C)).result == "miss"
         await r.settle()
         assert r.resident() == {B.key, C.key}
-        assert r.cache.last_failure(C) is None
+        assert r.cache.trouble(C) is None
         (evicted,) = [each for each in r.events if isinstance(each, f.EvictionStarted)]
         assert (evicted.model, evicted.reason, evicted.for_model) == (A.key, "out_of_memory", C.key)
         proven(r)

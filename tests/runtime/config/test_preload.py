@@ -382,8 +382,10 @@ def test_models_and_labels_that_nobody_has_are_told() -> None:
     assert remarks(entry(rest), "2026-11-29T00:00", known) == [
         "error: preload.peaks.0.models.0: no model m is served (did you mean mm?)"
     ]
-    (row,) = remarks(entry(f"{rest}, allow_missing: true"), "2026-11-29T00:00", known)
-    assert row.startswith("warning: ")
+    missing = entry(f"{rest}, allow_missing: true").replace("models: [m]", "models: [z, m, 'y*', mm]")
+    assert remarks(missing, "2026-11-29T00:00", known) == [
+        "warning: preload.peaks.0.models.0: not served, which allow_missing accepts: m, y*, z"
+    ]
     labelled = entry(rest).replace("models: [m]", "selector: {labels: {tier: tin}}")
     assert "selects no model (labels there are: tier: gold)" in remarks(labelled, "2026-11-29T00:00", known)[0]
     assert remarks(labelled.replace("tin", "gold"), "2026-11-29T00:00", known) == []

@@ -445,6 +445,26 @@ def test_a_request_under_way_survives_the_stop():
         assert (reply.status, reply.headers["connection"]) == (200, "close")
 
 
+async def test_requests_that_a_stop_abandons_are_told_so_and_cost_one_line(caplog: pytest.LogCaptureFixture):
+    """F43: whoever still waits when the grace is over gets a 503, and the log only says how many they were."""
+    backend = FakeBackend(hold=asyncio.Event())
+    server = make_server(front(backend), host="127.0.0.1", port=0, graceful=1)
+    sock = socket.create_server(("127.0.0.1", 0))
+    task = asyncio.ensure_future(server.serve(sockets=[sock]))
+    clients = [await asyncio.open_connection(*sock.getsockname()) for _ in range(3)]
+    for _, writer in clients:
+        writer.write(request(INFER, tensor(1)))
+    while len(server.server_state.tasks) < 3:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.01)
+    server.should_exit = True
+    with caplog.at_level("WARNING"):
+        await task
+        for reader, writer in clients:
+            assert (await reader.readline()).startswith(b"HTTP/1.1 503")
+            writer.close()
+    assert [row.message for row in caplog.records] == ["Cancel 3 running task(s), timeout graceful shutdown exceeded"]
+
+
 async def test_a_server_runs_in_its_owners_loop():
     """The assembly serves in a task of its own, learns the port, and stops it without a signal."""
     server = make_server(front(FakeBackend()), host="127.0.0.1", port=0)

@@ -56,7 +56,7 @@ def told_by(event: e.Event) -> str:
             where = "log"
         case e.PeakInfeasible() | e.ForecastFitted() | e.ForecastFell() | e.ForesightReported():
             where = "log"
-        case e.PrefetchWithheld() | e.ForecastJudged():
+        case e.PrefetchWithheld() | e.ForecastJudged() | e.ForecastDemoted():
             where = "metrics"
         case e.CatalogChanged() | e.Adopted():
             where = "log"

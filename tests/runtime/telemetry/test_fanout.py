@@ -102,17 +102,6 @@ def test_one_that_raises_in_the_last_rounds_of_a_storm_is_dropped_too():
     assert repr(fanout) == "<Fanout watch>"
 
 
-def test_a_subscriber_taken_out_during_delivery_gets_nothing_more():
-    """Unsubscribing counts at once, also for the event under delivery."""
-    seen: list[object] = []
-    fanout = Fanout()
-    fanout.subscribe("first", lambda _event: fanout.unsubscribe("second"))
-    fanout.subscribe("second", seen.append)
-    fanout(arrived("r1"))
-    assert seen == []
-    fanout.unsubscribe("never was there")
-
-
 def test_subscribing_refuses_a_name_in_use_and_types_that_are_no_events():
     """A wiring mistake shows at start, with the name in the message."""
     fanout = Fanout()

@@ -90,7 +90,9 @@ def test_one_models_story_reads_in_order():
         granted("r1"),
         load_finished("L2", model=OTHER_KEY),
     )
-    assert feed.story("resnet") == feed.story(KEY) == ["LoadStarted", "LoadFinished", "LeaseGranted"]
+    by_name, by_key = feed.since(0, model="resnet"), feed.since(0, model=KEY)
+    assert by_name == by_key
+    assert [row["kind"] for row in by_name.rows] == ["LoadStarted", "LoadFinished", "LeaseGranted"]
     slice_ = feed.since(0, model="bert")
     assert ([row["seq"] for row in slice_.rows], slice_.last) == ([2, 5], 5)
 

@@ -346,6 +346,7 @@ def test_events_are_logged_at_the_level_of_what_to_do_about_them():
         ("debug", "prefetch withheld"),
         ("error", "peak will be cold"),
         ("info", "forecast fitted"),
+        ("info", "forecast demoted"),
         ("debug", "forecast judged"),
         ("warning", "forecast fell back"),
         ("info", "foresight report"),

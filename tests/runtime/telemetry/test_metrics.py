@@ -92,11 +92,25 @@ def test_what_a_load_does_on_the_host_tier_is_not_counted_as_requests():
     metrics = counted(
         granted("r1", device="host", found=Tier.HOST),
         e.WaiterLeft(100.0, "host", KEY, 3, "r3", "cancelled", 0.0),
-        e.PrefetchSettled(100.0, "host", KEY, "late"),
     )
     assert value(metrics, "foreload_cache_hits_total", model=KEY, tier="host") in {None, 0}
     assert value(metrics, "foreload_cache_misses_total", model=KEY, reason="cancelled") is None
-    assert value(metrics, "foreload_prefetches_total", model=KEY, result="late") is None
+
+
+def test_prefetches_are_counted_by_the_tier_they_were_for():
+    """One that was for the host alone is a prefetch too, and no device's."""
+    metrics = counted(
+        e.PrefetchSettled(100.0, DEVICE, KEY, "used", 30.0),
+        e.PrefetchSettled(100.0, "host", KEY, "late"),
+        e.PrefetchSettled(100.0, "host", KEY, "used", 60.0),
+    )
+    found = {
+        (tier, result): value(metrics, "foreload_prefetches_total", model=KEY, tier=tier, result=result)
+        for tier in ("device", "host")
+        for result in ("used", "late")
+    }
+    assert found == {("device", "used"): 1, ("device", "late"): None, ("host", "used"): 1, ("host", "late"): 1}
+    assert value(metrics, "foreload_prefetch_lead_seconds_count") == 1
 
 
 def test_loads_are_in_progress_until_they_end_in_whatever_way():
