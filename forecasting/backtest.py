@@ -83,8 +83,8 @@ def weighed(rolled: Rolled, origin: int, *, past: Sequence[int], admission: Sequ
     """The mixture for `origin` from the `past` origins.
 
     Specialists are admitted by the origins in `admission`. One that is stands alone (averaged with another one that
-    is): the mixture would dilute what it has just proved. It is weighed and guarded by that proof, which has seen a whole
-    week: two days and a half of weekdays would call repeating yesterday better on the eve of a weekend.
+    is): the mixture would dilute what it has just proved. It is weighed and guarded by that proof, which has seen a
+    whole week: two days and a half of weekdays would call repeating yesterday better on the eve of a weekend.
     """
     trials = rolled.trials(origin, past)
     special = np.array([name in SPECIALISTS for name in trials.names])

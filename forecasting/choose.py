@@ -160,9 +160,7 @@ def _central(said: Floats, weights: Floats, averaged: Bools) -> Floats:
     return np.where(averaged[:, None], mean, middle(said, weights))
 
 
-def mix(
-    trials: Trials, *, admitted: Bools | None = None, kinds: Ints | None = None, averaged: bool = False
-) -> Mix:
+def mix(trials: Trials, *, admitted: Bools | None = None, kinds: Ints | None = None, averaged: bool = False) -> Mix:
     """Weights in proportion to (loss + 2 % of the mean) ** -3, one variant per family, under the guard.
 
     `kinds[n]` are activity classes: losses are drawn to those of the class before they are compared.

@@ -38,7 +38,7 @@ _HOURS = (1, 3, 6, 24, 24 * DAYS)
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Coefficients by bucket ahead and column `[day, p]`, the median deviation from the usual week, the largest count."""
+    """Coefficients by bucket ahead and column `[day, p]`, median deviation from the usual week, largest count."""
 
     weights: Floats
     spread: float
@@ -100,7 +100,9 @@ class _Past:
     usual: Floats
     off: Floats
     there: Bools
+    calm: Floats
     total: Floats
+    calmed: Floats
     a_day: tuple[Ints, ...]
     a_week: Ints
     spread: float
@@ -116,14 +118,19 @@ class _Past:
         usual, met, spread = _usual(logs, there, position, day, spread)
         there = there & met
         off = np.where(there, logs - usual, 0.0)
-        total = np.concatenate(([0.0], np.cumsum(off)))
+        calm = np.clip(off, -TOLERANCE * spread, TOLERANCE * spread)
+        total, calmed = (np.concatenate(([0.0], np.cumsum(each))) for each in (off, calm))
         days = tuple(_back(position, k * day, day) for k in (1, 2, 3))
-        return cls(day, usual, off, there, total, days, _back(position, DAYS * day, day), spread)
+        return cls(day, usual, off, there, calm, total, calmed, days, _back(position, DAYS * day, day), spread)
 
     def common(self, now: Ints) -> Floats:
         """Columns that are the same for all leads: the newest deviation, and its means over past hours."""
         spans = (1, *(max(1, hours * self.day // 24) for hours in _HOURS))
-        means = [(self.total[now] - self.total[np.maximum(now - span, 0)]) / span for span in spans]
+        # What was wild days ago says little, and more of it than the fit has ever seen would say too much.
+        sums = (self.total,) * (len(spans) - 1) + (self.calmed,)
+        means = [
+            (each[now] - each[np.maximum(now - span, 0)]) / span for each, span in zip(sums, spans, strict=True)
+        ]
         return np.stack([np.ones(len(now)), *means], axis=1)
 
     def columns(self, common: Floats, now: Ints, lead: int) -> Floats:
@@ -136,14 +143,12 @@ class _Past:
         around = (self.total[last] - self.total[first]) / (last - first)
         # A deviation carries over less, or more, where the week itself is about to rise or fall.
         climb = (self.usual[target] - self.usual[now - 1]) * common[:, 2]
-        own = np.where(self.there[week], self.usual[week] + self.off[week] - self.usual[target], 0.0)
+        own = np.where(self.there[week], self.usual[week] + self.calm[week] - self.usual[target], 0.0)
         days = (np.where(at < now, self.off[at], 0.0) for at in (one, two, three))
         return np.column_stack([common, *days, around, own, climb])
 
 
-def _usual(
-    logs: Floats, there: Bools, position: Ints, day: int, spread: float | None
-) -> tuple[Floats, Bools, float]:
+def _usual(logs: Floats, there: Bools, position: Ints, day: int, spread: float | None) -> tuple[Floats, Bools, float]:
     """Mean of past weeks at the same local time, whether there was any, and the median deviation of a week.
 
     Weeks that are further from their median than `TOLERANCE` spreads lose weight in proportion.
@@ -165,7 +170,9 @@ def _usual(
         several = far[found & (count > 1)]
         spread = float(np.median(several)) if several.size else 0.0
     limit = TOLERANCE * spread + 1e-9
-    weight = np.where(found, np.exp2(-np.arange(weeks) / HALF_LIFE)[:, None] * np.minimum(1, limit / np.maximum(far, limit)), 0.0)
+    weight = np.where(
+        found, np.exp2(-np.arange(weeks) / HALF_LIFE)[:, None] * np.minimum(1, limit / np.maximum(far, limit)), 0.0
+    )
     usual = (weight * np.where(found, past, 0.0)).sum(axis=0) / np.maximum(weight.sum(axis=0), 1e-12)
     return usual, count > 0, spread
 

@@ -259,7 +259,7 @@ def parameters(fitted: Fitted) -> dict[str, Any]:
 def restored(stored: Mapping[str, Any]) -> Fitted:
     """The same forecast from its parameters; raises `ValueError` for anything else."""
     kind = stored.get("kind")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         msg = f"kind must be one of {', '.join(_KINDS)}, not {kind!r}"
         raise ValueError(msg)
     given: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.activity import Activity, Horizon
+from forecasting.activity import DAY, Activity, Horizon
 from forecasting.launch import launch_features
 from forecasting.occurrence import Occurrence, features
 
@@ -25,6 +25,8 @@ Ints: TypeAlias = NDArray[np.int64]
 MOMENTS = 600
 """Past instants from which training rows are drawn."""
 ROWS = 100_000
+FRESH = 4.0
+"""Days after which an instant is half as likely to be drawn: early rows were asked of a shorter past than today's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,10 +74,14 @@ class Pairs:
 def sample(
     past: Windows, horizons: Sequence[Horizon], *, since: int, rows: int = ROWS, seed: int = 0
 ) -> Mapping[Horizon, Pairs]:
-    """About `rows` training rows per horizon, from at most `MOMENTS` instants not before window `since`."""
+    """About `rows` training rows per horizon, from at most `MOMENTS` instants not before window `since`.
+
+    Where there are more, the older ones are the less likely to be among them (`FRESH`).
+    """
     models, length = past.counts.shape
     rng = np.random.default_rng(seed)
-    moments = _pick(rng, np.arange(since, length, dtype=np.int64), MOMENTS)
+    moments = np.arange(since, length, dtype=np.int64)
+    moments = _pick(rng, moments, MOMENTS, np.exp2((moments - length) * past.window / (FRESH * DAY)))
     each = min(models, -(-rows // max(len(moments), 1)))
     wanted = frozenset(moments.tolist())
     state = Activity(models, past.window, [horizon.span for horizon in horizons])
@@ -118,7 +124,8 @@ def fit(
     )
 
 
-def _pick(rng: np.random.Generator, among: Ints, at_most: int) -> Ints:
-    """Some of these, in order."""
-    order = np.argsort(rng.random(len(among)), kind="stable")[:at_most]
+def _pick(rng: np.random.Generator, among: Ints, at_most: int, weights: Floats | None = None) -> Ints:
+    """Some of these, in order; with weights, each in a race that the heavier ones win more often."""
+    arrival = rng.random(len(among)) if weights is None else rng.exponential(size=len(among)) / weights
+    order = np.argsort(arrival, kind="stable")[:at_most]
     return among[np.sort(order)]

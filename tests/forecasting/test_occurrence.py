@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from forecasting.glm import _scored, _statsmodels, binomial, ridge
 from forecasting.launch import LAUNCH_COLUMNS, fleet_shape, launch_features
 from forecasting.occurrence import COLUMNS, Occurrence, features
 from forecasting.odds import chance_of, expit, logit, rate_of
-from forecasting.training import Windows, fit, launch_sample, sample
+from forecasting.training import MOMENTS, Windows, fit, launch_sample, sample
 
 HOUR = 3600.0
 DAY = 24
@@ -196,10 +198,38 @@ def test_scoring_finds_what_statsmodels_finds() -> None:
 
 def test_the_ridge_agrees_with_statsmodels() -> None:
     """Without a ridge both are the same maximum of the same likelihood."""
+    library: Any = importlib.import_module("statsmodels.api")
     rng = np.random.default_rng(2)
     x = np.concatenate((np.ones((3000, 1)), rng.normal(size=(3000, 4))), axis=1)
     y = (rng.random(3000) < expit(x @ np.array([-1.0, 0.5, -2.0, 0.0, 1.0]))).astype(float)
-    np.testing.assert_allclose(ridge(x, y, strength=0.0), binomial(x, y), atol=1e-6)
+    theirs = library.GLM(y, x, family=library.families.Binomial()).fit().params
+    np.testing.assert_allclose(ridge(x, y, strength=0.0), theirs, atol=1e-6)
+
+
+def test_a_ridge_at_its_optimum_has_no_slope() -> None:
+    """Rare answers and wide columns, where whole Newton steps run away: still the one maximum, and a smaller one."""
+    rng = np.random.default_rng(5)
+    x = np.concatenate((np.ones((4000, 1)), rng.normal(size=(4000, 6)) * [1, 8, 30, 1, 1, 60]), axis=1)
+    y = (rng.random(4000) < expit(x @ np.array([-9.0, 2.0, 1.0, -0.2, 0.0, 1.0, 0.05]))).astype(float)
+    for strength in (1.0, 30.0, 1000.0):
+        weights = ridge(x, y, strength)
+        slope = x.T @ (y - expit(x @ weights)) - strength * np.concatenate(([0.0], weights[1:]))
+        assert np.abs(slope).max() < 1e-3
+    assert np.abs(binomial(x, y)[1:]).sum() < np.abs(ridge(x, y, 0.0)[1:]).sum()
+
+
+def test_rows_are_drawn_from_recent_days() -> None:
+    """Of 40 days the last 20 give nearly all instants; where all are needed, all are used."""
+    length = 40 * DAY
+    counts = np.tile(np.arange(length, dtype=float) + 1.0, (5, 1))
+    whole = Windows(counts, np.ones(counts.shape, bool), np.arange(length) % WEEK, HOUR)
+    pairs = sample(whole, [SOON], since=0, rows=10**6)[SOON]
+    volume = np.array([row[0, COLUMNS.index("volume")] for row in pairs.rows])
+    late = volume > np.log1p(length / 2) / 5
+    assert len(late) == MOMENTS
+    assert late.sum() > 0.95 * length / 2
+    short = Windows(counts[:, :DAY], np.ones((5, DAY), bool), np.arange(DAY), HOUR)
+    assert len(sample(short, [SOON], since=0, rows=10**6)[SOON].rows) == DAY
 
 
 @pytest.mark.parametrize("answers", [np.zeros(40), np.ones(40), (np.arange(40) >= 20).astype(float)])
