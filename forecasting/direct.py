@@ -128,9 +128,7 @@ class _Past:
         spans = (1, *(max(1, hours * self.day // 24) for hours in _HOURS))
         # What was wild days ago says little, and more of it than the fit has ever seen would say too much.
         sums = (self.total,) * (len(spans) - 1) + (self.calmed,)
-        means = [
-            (each[now] - each[np.maximum(now - span, 0)]) / span for each, span in zip(sums, spans, strict=True)
-        ]
+        means = [(each[now] - each[np.maximum(now - span, 0)]) / span for each, span in zip(sums, spans, strict=True)]
         return np.stack([np.ones(len(now)), *means], axis=1)
 
     def columns(self, common: Floats, now: Ints, lead: int) -> Floats:

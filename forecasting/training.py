@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.activity import DAY, Activity, Horizon
+from forecasting.activity import Activity, Horizon
 from forecasting.launch import launch_features
 from forecasting.occurrence import Occurrence, features
 
@@ -25,8 +25,12 @@ Ints: TypeAlias = NDArray[np.int64]
 MOMENTS = 600
 """Past instants from which training rows are drawn."""
 ROWS = 100_000
-FRESH = 4.0
-"""Days after which an instant is half as likely to be drawn: early rows were asked of a shorter past than today's."""
+SHRUNK = 1e-3
+"""Pseudo rows per row, for horizons that do not start now: hours ahead all rows of a day say nearly the same, so that
+there are far fewer of them than they seem. What is asked about the next window has enough."""
+
+Solve: TypeAlias = "Callable[[Floats, Floats, float], Floats]"
+"""Rows, answers and pseudo rows per row to coefficients: `glm.binomial`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,22 +70,18 @@ class Pairs:
             self.rows.append(rows)
             self.answers.append(answers)
 
-    def fit(self, solve: Callable[[Floats, Floats], Floats]) -> Floats:
+    def fit(self, solve: Solve, shrunk: float = 0.0) -> Floats:
         """Coefficients."""
-        return solve(np.concatenate(self.rows), np.concatenate(self.answers))
+        return solve(np.concatenate(self.rows), np.concatenate(self.answers), shrunk)
 
 
 def sample(
     past: Windows, horizons: Sequence[Horizon], *, since: int, rows: int = ROWS, seed: int = 0
 ) -> Mapping[Horizon, Pairs]:
-    """About `rows` training rows per horizon, from at most `MOMENTS` instants not before window `since`.
-
-    Where there are more, the older ones are the less likely to be among them (`FRESH`).
-    """
+    """About `rows` training rows per horizon, from at most `MOMENTS` instants not before window `since`."""
     models, length = past.counts.shape
     rng = np.random.default_rng(seed)
-    moments = np.arange(since, length, dtype=np.int64)
-    moments = _pick(rng, moments, MOMENTS, np.exp2((moments - length) * past.window / (FRESH * DAY)))
+    moments = _pick(rng, np.arange(since, length, dtype=np.int64), MOMENTS)
     each = min(models, -(-rows // max(len(moments), 1)))
     wanted = frozenset(moments.tolist())
     state = Activity(models, past.window, [horizon.span for horizon in horizons])
@@ -113,19 +113,18 @@ def launch_sample(past: Windows, horizons: Sequence[Horizon], shape: Floats) -> 
 
 def fit(
     samples: Mapping[Horizon, Pairs],
-    solve: Callable[[Floats, Floats], Floats],
+    solve: Solve,
     *,
     young: Mapping[Horizon, Pairs] | None = None,
 ) -> Occurrence:
-    """One regression per horizon that has rows; `solve` maps rows and answers to coefficients (`glm.binomial`)."""
+    """One regression per horizon that has rows."""
     return Occurrence(
-        {horizon: pairs.fit(solve) for horizon, pairs in samples.items() if pairs.rows},
+        {h: pairs.fit(solve, SHRUNK if h.lead else 0.0) for h, pairs in samples.items() if pairs.rows},
         {horizon: pairs.fit(solve) for horizon, pairs in (young or {}).items() if pairs.rows},
     )
 
 
-def _pick(rng: np.random.Generator, among: Ints, at_most: int, weights: Floats | None = None) -> Ints:
-    """Some of these, in order; with weights, each in a race that the heavier ones win more often."""
-    arrival = rng.random(len(among)) if weights is None else rng.exponential(size=len(among)) / weights
-    order = np.argsort(arrival, kind="stable")[:at_most]
+def _pick(rng: np.random.Generator, among: Ints, at_most: int) -> Ints:
+    """Some of these, in order."""
+    order = np.argsort(rng.random(len(among)), kind="stable")[:at_most]
     return among[np.sort(order)]
