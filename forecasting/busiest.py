@@ -113,8 +113,9 @@ def _special(panel: Panel, origin: int, budget: Budget) -> dict[str, Specialist]
     """Specialists fitted on what was known at the oldest origin of their admission, so that none has seen its test."""
     deadline = Deadline(budget.clock, budget.until)
     fits: dict[str, list[Fitted | None]] = {name: [] for name in SPECIALISTS}
+    ways: tuple[Callable[[Panel, int, int, Deadline], Fitted], ...] = (fit_seasons, fit_regressed, fit_direct)
     for row in range(len(panel.counts)):
-        for name, one in zip(SPECIALISTS, (fit_seasons, fit_regressed, fit_direct), strict=True):
+        for name, one in zip(SPECIALISTS, ways, strict=True):
             fits[name].append(_tried(one, panel, row, origin, deadline))
     return {name: _Forecaster(panel, tuple(each)) for name, each in fits.items()}
 

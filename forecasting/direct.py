@@ -190,7 +190,7 @@ def _back(position: Ints, lag: int, day: int) -> Ints:
 def _least_absolute(columns: Floats, off: Floats) -> Floats:
     """Ridge coefficients of nearly least absolute error: a holiday among the answers must not set them."""
     penalty = np.diag(_PSEUDO * np.concatenate(([1e-6], columns[:, 1:].var(axis=0) + 1e-9)))
-    weight = np.ones(len(off))
+    weight: Floats = np.ones(off.shape)
     found = np.zeros(columns.shape[1])
     for _ in range(_ROUNDS):
         weighted = columns * weight[:, None]

@@ -100,7 +100,7 @@ class Regressed:
 
 
 Fitted: TypeAlias = Seasons | Regressed | Direct
-_Kind = TypeVar("_Kind", Seasons, Regressed, Direct)
+_Kind = TypeVar("_Kind", bound=Seasons | Regressed | Direct)
 _KINDS: dict[str, type[Fitted]] = {"seasons": Seasons, "regressed": Regressed, "direct": Direct}
 
 

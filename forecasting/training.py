@@ -26,8 +26,9 @@ MOMENTS = 600
 """Past instants from which training rows are drawn."""
 ROWS = 100_000
 SHRUNK = 1e-3
-"""Pseudo rows per row, for horizons that do not start now: hours ahead all rows of a day say nearly the same, so that
-there are far fewer of them than they seem. What is asked about the next window has enough."""
+"""Pseudo rows per row half a day ahead, fewer in proportion for shorter leads and none for the next window: the further
+ahead, the more all rows of a day say the same, so that there are far fewer of them than they seem."""
+HALF_A_DAY = 43_200.0
 
 Solve: TypeAlias = "Callable[[Floats, Floats, float], Floats]"
 """Rows, answers and pseudo rows per row to coefficients: `glm.binomial`."""
@@ -59,10 +60,11 @@ class Windows:
 
 @dataclass(slots=True)
 class Pairs:
-    """Training rows and answers of one horizon, as they come."""
+    """Training rows and answers of one horizon, as they come, and how many pseudo rows for each draw it to zero."""
 
     rows: list[Floats] = field(default_factory=list["Floats"])
     answers: list[Floats] = field(default_factory=list["Floats"])
+    shrunk: float = 0.0
 
     def add(self, rows: Floats, answers: Floats) -> None:
         """Append a batch, if there is anything in it."""
@@ -70,9 +72,9 @@ class Pairs:
             self.rows.append(rows)
             self.answers.append(answers)
 
-    def fit(self, solve: Solve, shrunk: float = 0.0) -> Floats:
+    def fit(self, solve: Solve) -> Floats:
         """Coefficients."""
-        return solve(np.concatenate(self.rows), np.concatenate(self.answers), shrunk)
+        return solve(np.concatenate(self.rows), np.concatenate(self.answers), self.shrunk)
 
 
 def sample(
@@ -85,7 +87,7 @@ def sample(
     each = min(models, -(-rows // max(len(moments), 1)))
     wanted = frozenset(moments.tolist())
     state = Activity(models, past.window, [horizon.span for horizon in horizons])
-    found = {horizon: Pairs() for horizon in horizons}
+    found = {each: Pairs(shrunk=SHRUNK * min(1.0, each.lead * past.window / HALF_A_DAY)) for each in horizons}
     for now in range(length):
         slot = int(past.phase[now])
         if now in wanted:
@@ -119,7 +121,7 @@ def fit(
 ) -> Occurrence:
     """One regression per horizon that has rows."""
     return Occurrence(
-        {h: pairs.fit(solve, SHRUNK if h.lead else 0.0) for h, pairs in samples.items() if pairs.rows},
+        {horizon: pairs.fit(solve) for horizon, pairs in samples.items() if pairs.rows},
         {horizon: pairs.fit(solve) for horizon, pairs in (young or {}).items() if pairs.rows},
     )
 

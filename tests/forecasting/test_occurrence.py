@@ -17,7 +17,7 @@ from forecasting.glm import _scored, _statsmodels, binomial, ridge
 from forecasting.launch import LAUNCH_COLUMNS, fleet_shape, launch_features
 from forecasting.occurrence import COLUMNS, Occurrence, features
 from forecasting.odds import chance_of, expit, logit, rate_of
-from forecasting.training import Windows, fit, launch_sample, sample
+from forecasting.training import SHRUNK, Windows, fit, launch_sample, sample
 
 HOUR = 3600.0
 DAY = 24
@@ -219,14 +219,16 @@ def test_a_ridge_at_its_optimum_has_no_slope() -> None:
 
 
 def test_only_what_lies_ahead_is_drawn_to_zero() -> None:
-    """The same rows give smaller coefficients for a horizon that starts later."""
+    """The further ahead a horizon starts, the more, up to half a day; the next window is left alone."""
     counts = habits(20, 6)
     past = Windows(counts, np.ones(counts.shape, bool), np.arange(counts.shape[1]) % WEEK, HOUR)
-    pairs = sample(past, [SOON], since=2 * DAY, rows=10**6)[SOON]
-    plain = fit({SOON: pairs}, lambda x, y, shrunk: binomial(x, y, 100 * shrunk))
-    ahead = fit({LATER: pairs}, lambda x, y, shrunk: binomial(x, y, 100 * shrunk))
-    assert np.array_equal(plain.known[SOON], binomial(*map(np.concatenate, (pairs.rows, pairs.answers))))
-    assert np.abs(ahead.known[LATER][1:]).sum() < 0.9 * np.abs(plain.known[SOON][1:]).sum()
+    far = Horizon(18, 3)
+    found = sample(past, [SOON, LATER, far], since=2 * DAY, rows=10**6)
+    assert [found[h].shrunk for h in (SOON, LATER, far)] == [0.0, SHRUNK / 2, SHRUNK]
+    rows, answers = np.concatenate(found[far].rows), np.concatenate(found[far].answers)
+    plain, drawn = binomial(rows, answers), binomial(rows, answers, 100 * SHRUNK)
+    assert np.abs(drawn[1:]).sum() < 0.9 * np.abs(plain[1:]).sum()
+    assert np.array_equal(fit(found, binomial).known[far], binomial(rows, answers, SHRUNK))
 
 
 @pytest.mark.parametrize("answers", [np.zeros(40), np.ones(40), (np.arange(40) >= 20).astype(float)])
