@@ -190,12 +190,12 @@ def _back(position: Ints, lag: int, day: int) -> Ints:
 def _least_absolute(columns: Floats, off: Floats) -> Floats:
     """Ridge coefficients of nearly least absolute error: a holiday among the answers must not set them."""
     penalty = np.diag(_PSEUDO * np.concatenate(([1e-6], columns[:, 1:].var(axis=0) + 1e-9)))
-    weight: Floats = np.ones(off.shape)
-    found = np.zeros(columns.shape[1])
+    weight: Floats = np.ones(len(off))
+    found: Floats = np.zeros(columns.shape[1])
     for _ in range(_ROUNDS):
         weighted = columns * weight[:, None]
-        found = np.linalg.solve(weighted.T @ columns + penalty, weighted.T @ off)
+        found = np.asarray(np.linalg.solve(weighted.T @ columns + penalty, weighted.T @ off), np.float64)
         error = np.abs(off - columns @ found)
         limit = float(np.median(error)) + 1e-9
-        weight = limit / np.maximum(error, limit)
-    return np.asarray(found, np.float64)
+        weight = np.asarray(limit / np.maximum(error, limit), np.float64)
+    return found
