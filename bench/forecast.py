@@ -182,7 +182,7 @@ def anchor(some: list[Case], *, quick: bool) -> list[Row]:
     try:
         release = version("statsforecast")
     except PackageNotFoundError:
-        print("statsforecast is not installed: no anchor in this run")
+        print("statsforecast is not installed (`pip install --group bench -c constraints.txt`): no anchor in this run")
         return []
     models: Any = importlib.import_module("statsforecast.models")
     found: list[Row] = []

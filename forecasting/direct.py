@@ -8,7 +8,7 @@ section 3) by least absolute deviations, iteratively reweighted (Huber & Ronchet
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -189,13 +189,18 @@ def _back(position: Ints, lag: int, day: int) -> Ints:
 
 def _least_absolute(columns: Floats, off: Floats) -> Floats:
     """Ridge coefficients of nearly least absolute error: a holiday among the answers must not set them."""
-    penalty = np.diag(_PSEUDO * np.concatenate(([1e-6], columns[:, 1:].var(axis=0) + 1e-9)))
     weight: Floats = np.ones(len(off))
-    found: Floats = np.zeros(columns.shape[1])
-    for _ in range(_ROUNDS):
-        weighted = columns * weight[:, None]
-        found = np.asarray(np.linalg.solve(weighted.T @ columns + penalty, weighted.T @ off), np.float64)
+    found = _least_squares(columns, off, weight)
+    for _ in range(_ROUNDS - 1):
         error = np.abs(off - columns @ found)
         limit = float(np.median(error)) + 1e-9
         weight = np.asarray(limit / np.maximum(error, limit), np.float64)
+        found = _least_squares(columns, off, weight)
     return found
+
+
+def _least_squares(columns: Floats, off: Floats, weight: Floats) -> Floats:
+    penalty = np.diag(_PSEUDO * np.concatenate(([1e-6], columns[:, 1:].var(axis=0) + 1e-9)))
+    weighted: Floats = columns * weight[:, None]
+    solved: Any = np.linalg.solve(weighted.T @ columns + penalty, weighted.T @ off)
+    return np.asarray(solved, np.float64)
