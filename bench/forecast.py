@@ -134,7 +134,7 @@ def _judged(case: Case, *, special: bool) -> _Judged:
         truth = panel.counts[:, origin : origin + horizon]
         known = panel.known[:, origin : origin + horizon]
         for row, (said, point) in enumerate(
-            ((past_centres(trials, mixed.weights), centre[origin]), (before, naive[origin]))
+            ((past_centres(trials, mixed.weights, mixed.averaged), centre[origin]), (before, naive[origin]))
         ):
             bounds = around(point, grids(residuals(trials, said), kinds), QUANTILES)
             loss[row] += (pinball(truth, bounds, QUANTILES) * known).sum(axis=1)
@@ -152,11 +152,12 @@ def _divided(above: Floats, below: Floats) -> Floats:
 
 
 def _specialists(panel: Panel) -> dict[str, Specialist]:
-    """Both specialists, refitted nightly: an origin uses the fit of the last midnight of the grid."""
+    """The specialists, refitted nightly: an origin uses the fit of the last midnight of the grid."""
     place, never = specialists.position(panel), specialists.Deadline(lambda: 0.0, 1.0)
     fits: dict[str, Callable[[Panel, int, int, specialists.Deadline], specialists.Fitted]] = {
         SPECIALISTS[0]: specialists.fit_seasons,
         SPECIALISTS[1]: specialists.fit_regressed,
+        SPECIALISTS[2]: specialists.fit_direct,
     }
 
     def made(name: str) -> Specialist:
@@ -181,7 +182,7 @@ def anchor(some: list[Case], *, quick: bool) -> list[Row]:
     try:
         release = version("statsforecast")
     except PackageNotFoundError:
-        print("statsforecast is not installed: no anchor in this run")
+        print("statsforecast is not installed (`pip install --group bench -c constraints.txt`): no anchor in this run")
         return []
     models: Any = importlib.import_module("statsforecast.models")
     found: list[Row] = []

@@ -23,7 +23,7 @@ LEAST_RATIO = 0.1
 DENSE, INTERMITTENT = 0.9, 0.3
 """Shares of active hours where the classes begin."""
 QUANTILES = (0.025, 0.1, 0.5, 0.9, 0.975)
-SPECIALISTS = ("mstl", "sarimax")
+SPECIALISTS = ("mstl", "sarimax", "direct")
 """Names of candidates that compete only once they are admitted."""
 TURNS = DAYS * 24
 """Hourly turns in a week: each model is backtested in one of them."""
@@ -82,9 +82,9 @@ def roll(
 def weighed(rolled: Rolled, origin: int, *, past: Sequence[int], admission: Sequence[int] = ()) -> Mix:
     """The mixture for `origin` from the `past` origins.
 
-    Specialists are admitted by the origins in `admission`. One that is stands alone (with another one that is): the
-    mixture would dilute what it has just proved. It is weighed and guarded by that proof, which has seen a whole
-    week: two days and a half of weekdays would call repeating yesterday better on the eve of a weekend.
+    Specialists are admitted by the origins in `admission`. One that is stands alone (averaged with another one that
+    is): the mixture would dilute what it has just proved. It is weighed and guarded by that proof, which has seen a
+    whole week: two days and a half of weekdays would call repeating yesterday better on the eve of a weekend.
     """
     trials = rolled.trials(origin, past)
     special = np.array([name in SPECIALISTS for name in trials.names])
@@ -98,7 +98,7 @@ def weighed(rolled: Rolled, origin: int, *, past: Sequence[int], admission: Sequ
     earned = np.zeros((rows, len(trials.names)), np.bool_)
     for column in np.flatnonzero(special):
         earned[:, column] = admit(proof, weekdays, trials.names[column])
-    return mix(proof, admitted=earned).where(np.any(earned, axis=1), common)
+    return mix(proof, admitted=earned, averaged=True).where(np.any(earned, axis=1), common)
 
 
 # -- scores ------------------------------------------------------------------------------------------

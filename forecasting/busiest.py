@@ -17,7 +17,7 @@ from forecasting.fitted import MOST_SLOT, sound
 from forecasting.ladder import top as busiest_keys
 from forecasting.pooled import part_of, some_of
 from forecasting.profile import DAYS
-from forecasting.specialists import LEAST_DAYS, Deadline, Late, Regressed, Seasons, fit_regressed, fit_seasons
+from forecasting.specialists import LEAST_DAYS, Deadline, Late, Seasons, fit_direct, fit_regressed, fit_seasons
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forecasting.backtest import Specialist
     from forecasting.budget import Budget
     from forecasting.snapshot import Snapshot
+    from forecasting.specialists import Fitted
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
@@ -111,21 +112,21 @@ def _mixed(snapshot: Snapshot, rows: Ints, budget: Budget, *, specialists: bool)
 def _special(panel: Panel, origin: int, budget: Budget) -> dict[str, Specialist]:
     """Specialists fitted on what was known at the oldest origin of their admission, so that none has seen its test."""
     deadline = Deadline(budget.clock, budget.until)
-    fits: dict[str, list[Seasons | Regressed | None]] = {name: [] for name in SPECIALISTS}
+    fits: dict[str, list[Fitted | None]] = {name: [] for name in SPECIALISTS}
+    ways: tuple[Callable[[Panel, int, int, Deadline], Fitted], ...] = (fit_seasons, fit_regressed, fit_direct)
     for row in range(len(panel.counts)):
-        seasons, regressed = SPECIALISTS
-        fits[seasons].append(_tried(fit_seasons, panel, row, origin, deadline))
-        fits[regressed].append(_tried(fit_regressed, panel, row, origin, deadline))
+        for name, one in zip(SPECIALISTS, ways, strict=True):
+            fits[name].append(_tried(one, panel, row, origin, deadline))
     return {name: _Forecaster(panel, tuple(each)) for name, each in fits.items()}
 
 
 def _tried(
-    one: Callable[[Panel, int, int, Deadline], Seasons | Regressed],
+    one: Callable[[Panel, int, int, Deadline], Fitted],
     panel: Panel,
     row: int,
     origin: int,
     deadline: Deadline,
-) -> Seasons | Regressed | None:
+) -> Fitted | None:
     """None for a fit that failed: the cheap candidates remain."""
     linalg: Any = importlib.import_module("numpy.linalg")
     try:
@@ -137,7 +138,7 @@ def _tried(
 class _Forecaster:
     """The forecasts of one specialist for every model of a panel; NaN where it has no fit."""
 
-    def __init__(self, panel: Panel, fits: tuple[Seasons | Regressed | None, ...]) -> None:
+    def __init__(self, panel: Panel, fits: tuple[Fitted | None, ...]) -> None:
         self._panel = panel
         self._fits = fits
 

@@ -62,7 +62,8 @@ class Mix:
     """Weights of the candidates, `[n, M, bands]`, that add up to 1.
 
     `loss[n, bands]` is the mixture's backtest loss in requests per bucket, `naive` that of the better seasonal naive;
-    `guarded` says where the guard chose the naive one.
+    `guarded` says where the guard chose the naive one, and `averaged[n]` whose centre is the mean: specialists are all
+    typical counts already, and their mean errs less than whichever weighs more.
     """
 
     names: tuple[str, ...]
@@ -70,6 +71,7 @@ class Mix:
     loss: Floats
     naive: Floats
     guarded: Bools
+    averaged: Bools
 
     def of(self, forecasts: Forecasts, bucket: float) -> Floats:
         """The mixed mean `[n, H]` in requests per bucket, for rates; always finite and never negative."""
@@ -82,7 +84,8 @@ class Mix:
 
         On bursty series it is far below the mean, and zero where most of the weight says zero: never a rate.
         """
-        return np.maximum(middle(*self._aligned(forecasts, bucket)), 0.0)
+        said, weights = self._aligned(forecasts, bucket)
+        return np.maximum(_central(said, weights, self.averaged), 0.0)
 
     def _aligned(self, forecasts: Forecasts, bucket: float) -> tuple[Floats, Floats]:
         if forecasts.names != self.names:
@@ -103,6 +106,7 @@ class Mix:
             np.where(wide, self.loss, other.loss),
             np.where(wide, self.naive, other.naive),
             np.where(wide, self.guarded, other.guarded),
+            np.where(rows, self.averaged, other.averaged),
         )
 
     def explain(self, row: int) -> dict[str, tuple[float, ...]]:
@@ -150,7 +154,13 @@ def _weights(trials: Trials) -> tuple[Floats, Floats]:
     return np.asarray(used.sum(axis=(1, 2))), used
 
 
-def mix(trials: Trials, *, admitted: Bools | None = None, kinds: Ints | None = None) -> Mix:
+def _central(said: Floats, weights: Floats, averaged: Bools) -> Floats:
+    """Weighted mean over the candidates where `averaged[n]`, else their weighted median, `[n, H]`."""
+    mean = np.asarray((weights * said).sum(axis=1))
+    return np.where(averaged[:, None], mean, middle(said, weights))
+
+
+def mix(trials: Trials, *, admitted: Bools | None = None, kinds: Ints | None = None, averaged: bool = False) -> Mix:
     """Weights in proportion to (loss + 2 % of the mean) ** -3, one variant per family, under the guard.
 
     `kinds[n]` are activity classes: losses are drawn to those of the class before they are compared.
@@ -173,7 +183,7 @@ def mix(trials: Trials, *, admitted: Bools | None = None, kinds: Ints | None = N
     total: Floats = np.asarray(raw.sum(axis=1, keepdims=True))
     alone = (np.arange(len(trials.names)) == trials.names.index("hier"))[None, :, None]
     weights: Floats = np.where(total > 0, raw / np.maximum(total, 1e-12), alone.astype(np.float64))
-    return _guard(trials, weights, naive)
+    return _guard(trials, weights, naive, np.full(len(weights), averaged))
 
 
 def _everywhere(loss: Floats) -> Floats:
@@ -223,10 +233,10 @@ def _best_variant(names: tuple[str, ...], loss: Floats) -> Floats:
     return result
 
 
-def _guard(trials: Trials, weights: Floats, rivals: Floats) -> Mix:
+def _guard(trials: Trials, weights: Floats, rivals: Floats, averaged: Bools) -> Mix:
     """Where the mixture's centre would have lost to repeating yesterday (or last week), do that instead."""
     weight, used = _weights(trials)
-    mixed = past_centres(trials, weights)
+    mixed = past_centres(trials, weights, averaged)
     own = np.einsum("nkh,nkhb->nb", np.abs(mixed - trials.came), used) / np.maximum(weight, 1e-12)
     naive = np.array([trials.names.index(name) for name in (NAIVE_DAY, NAIVE_WEEK)])
     past = np.where(np.isnan(rivals), np.inf, rivals)
@@ -239,14 +249,18 @@ def _guard(trials: Trials, weights: Floats, rivals: Floats) -> Mix:
         np.where(lost, least, own),
         least,
         lost,
+        averaged,
     )
 
 
-def past_centres(trials: Trials, weights: Floats) -> Floats:
-    """What the mixture with these weights `[n, M, bands]` would have said at the past origins, `[n, K, H]`."""
+def past_centres(trials: Trials, weights: Floats, averaged: Bools) -> Floats:
+    """What the mixture with these weights `[n, M, bands]` would have said at the past origins, `[n, K, H]`.
+
+    `averaged[n]` as in `Mix`.
+    """
     said = filled(trials.names, trials.said)
     ahead = weights[:, :, band_of(trials.came.shape[2], trials.bucket)]
-    return np.stack([middle(said[:, k], ahead) for k in range(said.shape[1])], axis=1)
+    return np.stack([_central(said[:, k], ahead, averaged) for k in range(said.shape[1])], axis=1)
 
 
 def admit(trials: Trials, weekdays: Ints, name: str, *, rival: str = "hier+lvl", margin: float = 0.05) -> Bools:

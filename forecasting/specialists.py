@@ -1,4 +1,4 @@
-"""Per-model forecasts that a few busy models may earn: MSTL with ETS, and ARMA errors around Fourier terms.
+"""Per-model forecasts that a few busy models may earn: MSTL with ETS, ARMA errors around Fourier terms, `direct.py`.
 
 Belongs here: fits by statsmodels, imported inside the functions, so only the fitting worker pays for it; forecasts
 from their parameters, which need numpy alone. Never: results of statsmodels kept, admission (`choose.py`), clocks.
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from forecasting import direct
+from forecasting.direct import Direct, bounded
 from forecasting.profile import DAY, DAYS, Bools, Floats, Ints
 
 if TYPE_CHECKING:
@@ -29,8 +31,6 @@ _DAILY, _WEEKLY = 6, 4
 _WINDOWS = (11, 31)
 _ITERATIONS = 50
 _PASSES = 2
-_CEILING = 4.0
-"""A forecast is cut at so many times the largest count it was fitted on: an exponential has no bound of its own."""
 
 
 class Late(TimeoutError):
@@ -73,7 +73,7 @@ class Seasons:
                 season = self.day[position[at] % len(self.day)] + self.week[position[at]]
                 level += self.alpha * (float(np.log1p(counts[at])) - float(season) - level)
         ahead = position[origin : origin + horizon]
-        return _back(level + self.day[ahead % len(self.day)] + self.week[ahead], self.most)
+        return bounded(level + self.day[ahead % len(self.day)] + self.week[ahead], self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +96,12 @@ class Regressed:
             error = value - guess if there else 0.0
             guess = self.ar * (value if there else guess) + self.ma * error
         fade = guess * self.ar ** np.arange(horizon)
-        return _back(fourier(position[origin : origin + horizon], self.span) @ self.beta + fade, self.most)
+        return bounded(fourier(position[origin : origin + horizon], self.span) @ self.beta + fade, self.most)
 
 
-Fitted: TypeAlias = Seasons | Regressed
-_Kind = TypeVar("_Kind", Seasons, Regressed)
-
-
-def _back(logarithms: Floats, most: float) -> Floats:
-    return np.clip(np.expm1(np.minimum(logarithms, 50.0)), 0.0, _CEILING * most)
+Fitted: TypeAlias = Seasons | Regressed | Direct
+_Kind = TypeVar("_Kind", bound=Seasons | Regressed | Direct)
+_KINDS: dict[str, type[Fitted]] = {"seasons": Seasons, "regressed": Regressed, "direct": Direct}
 
 
 def position(panel: Panel) -> Ints:
@@ -155,6 +152,17 @@ def fit_regressed(panel: Panel, row: int, origin: int, deadline: Deadline) -> Re
     span = DAYS * panel.day
     beta, ar, ma = _sarimax(logs, fourier(position(panel)[cut], span), deadline)
     return _sound(Regressed(beta, ar, ma, float(np.expm1(np.nanmax(logs))), span))
+
+
+def fit_direct(panel: Panel, row: int, origin: int, deadline: Deadline) -> Direct:
+    """Deviations from the usual week on past ones, from at most sixteen weeks before `origin`; gaps are as usual.
+
+    Raises `ValueError` with less than three weeks of history, `Late` past the deadline.
+    """
+    _whole(panel, row, max(0, origin - LEAST_DAYS * panel.day), origin)
+    cut = slice(max(0, origin - 2 * direct.WEEKS * DAYS * panel.day), origin)
+    place = position(panel)[cut]
+    return _sound(direct.fitted(panel.counts[row, cut], panel.known[row, cut], place, panel.day, deadline.check))
 
 
 def _sound(fitted: _Kind) -> _Kind:
@@ -245,20 +253,20 @@ def _least(terms: Floats, values: Floats) -> Floats:
 def parameters(fitted: Fitted) -> dict[str, Any]:
     """Plain numbers and lists, for a store: what `restored` takes."""
     plain = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in asdict(fitted).items()}
-    return {"kind": "seasons" if isinstance(fitted, Seasons) else "regressed", **plain}
+    return {"kind": next(name for name, kind in _KINDS.items() if isinstance(fitted, kind)), **plain}
 
 
 def restored(stored: Mapping[str, Any]) -> Fitted:
     """The same forecast from its parameters; raises `ValueError` for anything else."""
     kind = stored.get("kind")
-    if kind not in {"seasons", "regressed"}:
-        msg = f"kind must be seasons or regressed, not {kind!r}"
+    if not isinstance(kind, str) or kind not in _KINDS:
+        msg = f"kind must be one of {', '.join(_KINDS)}, not {kind!r}"
         raise ValueError(msg)
     given: dict[str, Any] = {
         k: np.asarray(v, np.float64) if isinstance(v, list) else v for k, v in stored.items() if k != "kind"
     }
     try:
-        return _sound(Seasons(**given)) if kind == "seasons" else _sound(Regressed(**given))
+        return _sound(_KINDS[kind](**given))
     except TypeError as error:
         msg = f"these are not the parameters of a {kind} fit"
         raise ValueError(msg) from error

@@ -25,6 +25,13 @@ Ints: TypeAlias = NDArray[np.int64]
 MOMENTS = 600
 """Past instants from which training rows are drawn."""
 ROWS = 100_000
+SHRUNK = 1e-3
+"""Pseudo rows per row half a day ahead, fewer in proportion for shorter leads and none for the next window: the further
+ahead, the more all rows of a day say the same, so that there are far fewer of them than they seem."""
+HALF_A_DAY = 43_200.0
+
+Solve: TypeAlias = "Callable[[Floats, Floats, float], Floats]"
+"""Rows, answers and pseudo rows per row to coefficients: `glm.binomial`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,10 +60,11 @@ class Windows:
 
 @dataclass(slots=True)
 class Pairs:
-    """Training rows and answers of one horizon, as they come."""
+    """Training rows and answers of one horizon, as they come, and how many pseudo rows for each draw it to zero."""
 
     rows: list[Floats] = field(default_factory=list["Floats"])
     answers: list[Floats] = field(default_factory=list["Floats"])
+    shrunk: float = 0.0
 
     def add(self, rows: Floats, answers: Floats) -> None:
         """Append a batch, if there is anything in it."""
@@ -64,9 +72,9 @@ class Pairs:
             self.rows.append(rows)
             self.answers.append(answers)
 
-    def fit(self, solve: Callable[[Floats, Floats], Floats]) -> Floats:
+    def fit(self, solve: Solve) -> Floats:
         """Coefficients."""
-        return solve(np.concatenate(self.rows), np.concatenate(self.answers))
+        return solve(np.concatenate(self.rows), np.concatenate(self.answers), self.shrunk)
 
 
 def sample(
@@ -79,7 +87,7 @@ def sample(
     each = min(models, -(-rows // max(len(moments), 1)))
     wanted = frozenset(moments.tolist())
     state = Activity(models, past.window, [horizon.span for horizon in horizons])
-    found = {horizon: Pairs() for horizon in horizons}
+    found = {each: Pairs(shrunk=SHRUNK * min(1.0, each.lead * past.window / HALF_A_DAY)) for each in horizons}
     for now in range(length):
         slot = int(past.phase[now])
         if now in wanted:
@@ -113,11 +121,11 @@ def launch_sample(
 
 def fit(
     samples: Mapping[Horizon, Pairs],
-    solve: Callable[[Floats, Floats], Floats],
+    solve: Solve,
     *,
     young: Mapping[Horizon, Pairs] | None = None,
 ) -> Occurrence:
-    """One regression per horizon that has rows; `solve` maps rows and answers to coefficients (`glm.binomial`)."""
+    """One regression per horizon that has rows."""
     return Occurrence(
         {horizon: pairs.fit(solve) for horizon, pairs in samples.items() if pairs.rows},
         {horizon: pairs.fit(solve) for horizon, pairs in (young or {}).items() if pairs.rows},

@@ -313,7 +313,7 @@ def test_chances_that_were_not_finished_are_left_out():
 
 
 def test_specialists_that_earn_it_may_speak_for_the_busiest():
-    """17 days of a smooth daily curve: both specialists are fitted and judged, and a forecast comes out whole."""
+    """17 days of a smooth daily curve: specialists are fitted and judged, and a forecast comes out whole."""
     minute = np.arange(17 * 1440)
     wave = np.rint(20 + 15 * np.sin(2 * np.pi * minute / 1440)).astype(np.int64)
     snapshot = counted({"wave@1": wave}).snapshot()

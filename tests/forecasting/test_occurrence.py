@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from forecasting.glm import _scored, _statsmodels, binomial, ridge
 from forecasting.launch import LAUNCH_COLUMNS, fleet_shape, launch_features
 from forecasting.occurrence import COLUMNS, Occurrence, features
 from forecasting.odds import chance_of, expit, logit, rate_of
-from forecasting.training import Windows, fit, launch_sample, sample
+from forecasting.training import SHRUNK, Windows, fit, launch_sample, sample
 
 HOUR = 3600.0
 DAY = 24
@@ -185,10 +187,37 @@ def test_scoring_finds_what_statsmodels_finds() -> None:
 
 def test_the_ridge_agrees_with_statsmodels() -> None:
     """Without a ridge both are the same maximum of the same likelihood."""
+    library: Any = importlib.import_module("statsmodels.api")
     rng = np.random.default_rng(2)
     x = np.concatenate((np.ones((3000, 1)), rng.normal(size=(3000, 4))), axis=1)
     y = (rng.random(3000) < expit(x @ np.array([-1.0, 0.5, -2.0, 0.0, 1.0]))).astype(float)
-    np.testing.assert_allclose(ridge(x, y, strength=0.0), binomial(x, y), atol=1e-6)
+    theirs = library.GLM(y, x, family=library.families.Binomial()).fit().params
+    np.testing.assert_allclose(ridge(x, y, strength=0.0), theirs, atol=1e-6)
+
+
+def test_a_ridge_at_its_optimum_has_no_slope() -> None:
+    """Rare answers and wide columns, where whole Newton steps run away: still the one maximum, and a smaller one."""
+    rng = np.random.default_rng(5)
+    x = np.concatenate((np.ones((4000, 1)), rng.normal(size=(4000, 6)) * [1, 8, 30, 1, 1, 60]), axis=1)
+    y = (rng.random(4000) < expit(x @ np.array([-9.0, 2.0, 1.0, -0.2, 0.0, 1.0, 0.05]))).astype(float)
+    for strength in (1.0, 30.0, 1000.0):
+        weights = ridge(x, y, strength)
+        slope = x.T @ (y - expit(x @ weights)) - strength * np.concatenate(([0.0], weights[1:]))
+        assert np.abs(slope).max() < 1e-3
+    assert np.abs(binomial(x, y, 0.01)[1:]).sum() < np.abs(ridge(x, y, 0.0)[1:]).sum()
+
+
+def test_only_what_lies_ahead_is_drawn_to_zero() -> None:
+    """The further ahead a horizon starts, the more, up to half a day; the next window is left alone."""
+    counts = habits(20, 6)
+    past = Windows(counts, np.ones(counts.shape, bool), np.arange(counts.shape[1]) % WEEK, HOUR)
+    far = Horizon(18, 3)
+    found = sample(past, [SOON, LATER, far], since=2 * DAY, rows=10**6)
+    assert [found[h].shrunk for h in (SOON, LATER, far)] == [0.0, SHRUNK / 2, SHRUNK]
+    rows, answers = np.concatenate(found[far].rows), np.concatenate(found[far].answers)
+    plain, drawn = binomial(rows, answers), binomial(rows, answers, 100 * SHRUNK)
+    assert np.abs(drawn[1:]).sum() < 0.9 * np.abs(plain[1:]).sum()
+    assert np.array_equal(fit(found, binomial).known[far], binomial(rows, answers, SHRUNK))
 
 
 @pytest.mark.parametrize("answers", [np.zeros(40), np.ones(40), (np.arange(40) >= 20).astype(float)])
