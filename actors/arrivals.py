@@ -165,14 +165,19 @@ class Arrivals:
         """Start what can start and make room for what cannot, in order."""
         books = self._books
         claimed = places = 0
+        full: set[bool] = set()
         lost = {wish.key for wish in books.wishes.begun() if wish.lost}
         for wish in books.wishes.queued(now, self._sizes()):
             if wish.key in lost:
                 continue  # a job of the life before may still touch this model
-            if books.wishes.loading >= books.settings.parallel:
+            far = books.far(wish.model)
+            if far in full:
+                continue
+            if books.occupied(far=far):
                 if wish.urgent:
-                    self._make_way(now)
-                return
+                    self._make_way(now, far=far)
+                full.add(far)
+                continue
             impatient = wish.urgent and now - wish.since >= books.settings.fairness
             asking = Asking(
                 wish.key,
@@ -251,9 +256,14 @@ class Arrivals:
         self.abandon(wish, now)
         return False
 
-    def _make_way(self, now: float) -> None:
-        """Someone waits: a load that was only foresight is undone, at its next chunk, and asked for again later."""
+    def _make_way(self, now: float, *, far: bool | None = None) -> None:
+        """Someone waits: a load that was only foresight is undone, at its next chunk, and asked for again later.
+
+        `far` restricts it to one channel, where that is what is short.
+        """
         for wish in reversed(self._books.wishes.begun()):
+            if far is not None and wish.far is not far:
+                continue
             if wish.trigger is Trigger.PREFETCH and not wish.given_up and not wish.lost:
                 self.refuse_all(wish, NotReady(f"{wish.key} made way for a request", retry_after=1.0), now)
                 self.abandon(wish, now)
@@ -268,7 +278,7 @@ class Arrivals:
             return m.Loaded(load, *await self._below.bring(wish, self._residence))
 
         job = self._spawn(bring, failed=lambda exc: m.LoadBroke(load, exc), cancelled=m.LoadStopped(load))
-        books.wishes.begin(wish, row, job, now=now)
+        books.wishes.begin(wish, row, job, now=now, far=books.far(wish.model))
         books.emit(
             facts.LoadStarted(
                 now, load, books.where, books.tier, wish.key, row.model.fingerprint, need, wish.trigger, wish.request

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 
 class Books:
-    """`where` names the place in events, `name` makes ids that no other incarnation has made."""
+    """`where` names the place in events, `name` makes ids that no other incarnation has made.
+
+    `far` advises whether a model's bytes are beyond this machine: such loads have a channel of their own, because
+    minutes of network must not stand before milliseconds of disk.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class Books:
         emit: Emit,
         score: Score | None,
         name: Callable[[str], str],
+        far: Callable[[Model], bool] = lambda _: False,
     ) -> None:
         self.where = where
         self.tier = tier
@@ -49,6 +54,7 @@ class Books:
         self.now = clock.now
         self.emit = emit
         self.name = name
+        self.far = far
         self.ledger = Ledger(settings.capacity, headroom=settings.headroom, count=settings.count)
         self.wishes = Wishes(shortest_first=settings.shortest_first)
         self.quarantine = Quarantine(first=settings.backoff_first, limit=settings.backoff_limit)
@@ -64,6 +70,11 @@ class Books:
     def fits(self, model: Model) -> bool:
         """Could it ever be here?"""
         return self.need(model) <= ceiling(self.ledger) and self.ledger.count != 0
+
+    def occupied(self, *, far: bool) -> bool:
+        """Does one of the two channels carry all the loads that it may?"""
+        limit = self.settings.pulls if far else self.settings.parallel
+        return self.wishes.loading_from(far=far) >= limit
 
     def affords(self, need: int) -> bool:
         """Could so many bytes be reserved now?"""

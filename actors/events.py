@@ -172,6 +172,41 @@ class LoadCancelled:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchStarted:
+    """A file of `total` bytes is fetched over the network for a load of the model; `scheme` is that of its address."""
+
+    at: float
+    model: ModelKey
+    scheme: str
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchProgressed:
+    """So many bytes of it are on disk; `rate` in bytes per second since it began, `left` the seconds that implies."""
+
+    at: float
+    model: ModelKey
+    scheme: str
+    done: int
+    total: int
+    rate: float
+    left: float
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFinished:
+    """It ended: `outcome` is ok, cancelled or an error code; `fetched` bytes came over the network, in `seconds`."""
+
+    at: float
+    model: ModelKey
+    scheme: str
+    fetched: int
+    seconds: float
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
 class EvictionStarted:
     """A victim leaves. `load` is the load that needs the room, if one does.
 
@@ -439,6 +474,9 @@ Event: TypeAlias = (
     | LoadFinished
     | LoadFailed
     | LoadCancelled
+    | FetchStarted
+    | FetchProgressed
+    | FetchFinished
     | EvictionStarted
     | Evicted
     | Adopted

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 class Settings:
     """Limits of one tier. Bytes and seconds.
 
-    `parallel` loads at once; `victims` per load; after `fairness` seconds a waiting demand may drain leased residents;
-    `finish_orphans` lets a load go on that nobody waits for; `waiters` in all and per model; `high` and `low` are the
-    watermarks of the host's memory.
+    `parallel` loads at once, and apart from them `pulls` of models whose bytes are beyond this machine; `victims` per
+    load; after `fairness` seconds a waiting demand may drain leased residents; `finish_orphans` lets a load go on that
+    nobody waits for; `waiters` in all and per model; `high` and `low` are the watermarks of the host's memory.
     """
 
     capacity: int
     headroom: int = 0
     count: int | None = None
     parallel: int = 4
+    pulls: int = 2
     victims: int = 16
     fairness: float = 1.0
     finish_orphans: bool = False

@@ -27,6 +27,8 @@ from actors.residency.wishes import Waiter, Watcher
 from actors.views import TierSnapshot, view_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from actors.clock import Clock
     from actors.ports import Emit, Held, MemorySample, Residence
     from actors.residency.ledger import Ledger, Resident
@@ -55,6 +57,7 @@ class TierCache(Actor[m.Command]):
         emit: Emit,
         score: Score | None = None,
         below: Below | None = None,
+        far: Callable[[Model], bool] = lambda _: False,
     ) -> None:
         super().__init__()
         numbers = itertools.count(1)
@@ -72,6 +75,7 @@ class TierCache(Actor[m.Command]):
             emit=emit,
             score=score,
             name=lambda kind: f"{where}/{self.me.incarnation}.{kind}{next(numbers)}",
+            far=far,
         )
         self.ledger: Ledger = self._books.ledger
         self.wishes: Wishes = self._books.wishes

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -34,12 +35,14 @@ from runtime.http.limits import Limits
 from runtime.inference import Inference
 from runtime.machine import capacity_of, compute_threads
 from runtime.readout import Readout
+from runtime.remoting import pace_of, permits_of
 from runtime.server import VERSION, ServingBackend
 from runtime.telemetry.wiring import Views
 from runtime.tiers.disk import DiskStore
 from runtime.tiers.host import HostStore
 from runtime.tiers.offload import ThreadOffload
 from runtime.tiers.pressure import HostMemory
+from runtime.tiers.remote import Remote, refusals
 from runtime.vitals import Vitals
 from runtime.workers.local import ThreadWorker
 from runtime.workers.pipelines import PreprocessLimits
@@ -92,11 +95,25 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
         stack.push_async_callback(_flush, views)
 
         # The catalogue and the tiers below the devices.
+        permits = permits_of(config.remote, os.environ)
         repository = Repository(
-            tuple(config.repository), tuple(Source(each.name, each.source, each.version) for each in config.models)
+            tuple(config.repository),
+            tuple(Source(each.name, each.source, each.version) for each in config.models),
+            refusal=refusals(permits),
         )
         find = _finder(repository)
         disk = await offload(DiskStore, config.disk.path, config.disk.size)
+        remote = Remote(
+            disk,
+            permits,
+            connect=config.remote.timeouts.connect,
+            pace=pace_of(config.remote),
+            offload=offload,
+            clock=clock,
+            emit=emit,
+        )
+        stack.push_async_callback(_close, remote)
+        far = _far(repository, remote)
         workers: dict[str, ProcessWorker | ThreadWorker] = {}
 
         async def release(fingerprint: str) -> None:
@@ -104,7 +121,7 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
                 await worker.release_host(fingerprint)
 
         host_place = SpecifiedHost(
-            HostStore(disk, find, offload, release, config.host.mlock),
+            HostStore(disk, find, offload, release, config.host.mlock, remote),
             find,
             offload,
             json_depth=config.server.limits.json_depth,
@@ -120,7 +137,9 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
         # The actors.
         supervisor = await stack.enter_async_context(Supervisor(emit=emit, clock=clock))
         host_limits = _host_settings(config, capacity_of("host", config.host.memory, memory))
-        host = supervisor.start("host", lambda: HostCache(host_limits, residence=host_place, clock=clock, emit=emit))
+        host = supervisor.start(
+            "host", lambda: HostCache(host_limits, residence=host_place, clock=clock, emit=emit, far=far)
+        )
         for device in config.devices:
             refs[device.id] = supervisor.start(
                 device.id,
@@ -148,6 +167,7 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
             emit=emit,
             forget=_forgetting(views, history),
             seconds=seconds,
+            far=remote.far,
         )
         emit.subscribe("history", history.wants())
         dispatcher = supervisor.start(
@@ -186,6 +206,7 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
             clock=clock,
             observe=views.metrics.observe_lag,
             stuck_load=max(each.load_timeout for each in config.devices) + STUCK_LOAD_SLACK,
+            moved=remote.moved,
         )
         readout = Readout(
             devices,
@@ -229,6 +250,7 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
             views=views,
             offload=offload,
             strict_ready=config.server.model_ready == "resident",
+            far=far,
         )
         app = create_app(
             backend,
@@ -253,6 +275,11 @@ async def _end(workers: Iterable[ProcessWorker | ThreadWorker]) -> None:
                 ends.start_soon(worker.stop)
 
 
+async def _close(remote: Remote) -> None:
+    with anyio.CancelScope(shield=True):
+        await remote.close()
+
+
 async def _flush(views: Views) -> None:
     with anyio.CancelScope(shield=True), anyio.move_on_after(FLUSH + 0.5):
         await anyio.to_thread.run_sync(views.close, abandon_on_cancel=True)
@@ -263,6 +290,16 @@ async def _flush(views: Views) -> None:
 
 def _finder(repository: Repository) -> Callable[[Model], ModelRecord]:
     return lambda model: repository.find(model.name, model.version)
+
+
+def _far(repository: Repository, remote: Remote) -> Callable[[Model], bool]:
+    def far(model: Model) -> bool:
+        try:
+            return remote.far(repository.find(model.name, model.version))
+        except UnknownModel:  # it left the catalogue a moment ago
+            return False
+
+    return far
 
 
 def _worker(
@@ -355,6 +392,7 @@ def _host_settings(config: Config, capacity: int) -> Settings:
         capacity=capacity,
         headroom=config.host.headroom,
         parallel=config.disk.loads_in_parallel,
+        pulls=config.remote.pulls,
         shortest_first=True,
     )
 

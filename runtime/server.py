@@ -19,7 +19,7 @@ from runtime.http.port import IndexRow, Metadata, Verdict
 from runtime.workers.port import TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from actors.actor import Ref
     from actors.dispatcher import Order
@@ -48,7 +48,10 @@ _INDEX: Final = {
 
 
 class ServingBackend:
-    """`strict_ready` is the setting `model_ready: resident`; `warm_said` whether the file has a warm list at all."""
+    """`strict_ready` is the setting `model_ready: resident`; `warm_said` whether the file has a warm list at all.
+
+    `far` advises whether a model that is not in memory is not on this machine's disk either.
+    """
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class ServingBackend:
         views: Views,
         offload: Offload,
         strict_ready: bool,
+        far: Callable[[Model], bool] = lambda _: False,
     ) -> None:
         self._dispatcher = dispatcher
         self._devices = devices
@@ -80,6 +84,7 @@ class ServingBackend:
         self._views = views
         self._offload = offload
         self._strict_ready = strict_ready
+        self._far = far
         self.draining = False
         self.infer = inference.run
 
@@ -149,7 +154,9 @@ class ServingBackend:
             return "READY", Tier.DEVICE
         host = self._host.owner
         below = isinstance(host, TierCache) and host.state_of(model.key) is State.RESIDENT
-        return _INDEX.get(state, "UNAVAILABLE"), Tier.HOST if below else Tier.DISK
+        if below:
+            return _INDEX.get(state, "UNAVAILABLE"), Tier.HOST
+        return _INDEX.get(state, "UNAVAILABLE"), Tier.REMOTE if self._far(model) else Tier.DISK
 
     # -- what there is -------------------------------------------------------------------------------
 

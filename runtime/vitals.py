@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from actors.actor import Ref
     from actors.clock import Clock
     from actors.messages import Command
+    from actors.residency.model import ModelKey
 
 TICK: Final = 0.25
 """Seconds between two looks."""
@@ -31,7 +32,10 @@ PROBE: Final = 2.0
 
 
 class Vitals:
-    """`observe` takes the loop's lag in seconds. `stuck_load` seconds is the longest that a load may take."""
+    """`observe` takes the loop's lag in seconds. `stuck_load` seconds is the longest that a load may take.
+
+    `moved` says when the network last brought bytes for one, which takes as long as it takes.
+    """
 
     def __init__(
         self,
@@ -41,12 +45,14 @@ class Vitals:
         clock: Clock,
         observe: Callable[[float], None],
         stuck_load: float,
+        moved: Callable[[ModelKey], float | None] = lambda _: None,
     ) -> None:
         self._refs = refs
         self._probes = probes
         self._clock = clock
         self._observe = observe
         self._stuck_load = stuck_load
+        self._progress = moved
         self._moved: dict[str, tuple[int, float]] = {}
         self._silent: set[str] = set()
 
@@ -88,8 +94,9 @@ class Vitals:
             if not isinstance(owner, TierCache):
                 continue
             for wish in owner.wishes.begun():
-                if now - wish.started > self._stuck_load:
-                    return f"a load of {wish.key} on {ref.name} has made no progress for {now - wish.started:.0f} s"
+                since = max(wish.started, self._progress(wish.key) or 0.0)
+                if now - since > self._stuck_load:
+                    return f"a load of {wish.key} on {ref.name} has made no progress for {now - since:.0f} s"
         return ""
 
     def __repr__(self) -> str:

@@ -81,6 +81,8 @@ class Wish:
     anticipated: bool = False
     """It began ahead of demand; a demand joining it is a late prefetch."""
     retried: bool = False
+    far: bool = False
+    """Its load began as one from beyond this machine."""
     victims: frozenset[ModelKey] | None = None
     """While only foresight wants it: the sole residents that may leave for it."""
     blocked: str = ""
@@ -167,8 +169,9 @@ class Wishes:
             return None
         return wish, wish.waiters.pop(ticket)
 
-    def begin(self, wish: Wish, row: Resident, job: Job, *, now: float) -> None:
-        """Its load starts."""
+    def begin(self, wish: Wish, row: Resident, job: Job, *, now: float, far: bool = False) -> None:
+        """Its load starts; `far` says on which channel."""
+        wish.far = far
         wish.row, wish.job, wish.started, wish.blocked = row, job, now, ""
         self._by_load[wish.load] = wish
 
@@ -239,6 +242,10 @@ class Wishes:
     def loading(self) -> int:
         """Loads under way, given-up ones included: they still occupy their channel."""
         return len(self._by_load)
+
+    def loading_from(self, *, far: bool) -> int:
+        """The same, on one channel: from beyond this machine, or from its disk."""
+        return sum(wish.far is far for wish in self._by_load.values())
 
     @property
     def waiting(self) -> int:

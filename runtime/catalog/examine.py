@@ -18,8 +18,12 @@ from runtime.catalog.record import ModelRecord, record_of
 from runtime.tiers.verify import Identity, identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+
+    from runtime.catalog.manifest import FileRow
+
+    Refusal: TypeAlias = Callable[[Mapping[str, str]], str]
 
 _MANIFEST_CAP = 1 << 20
 _SHOWN_FILES = 20
@@ -60,26 +64,33 @@ class Examined:
 
 def stamp(directory: Path, manifest: Manifest | None) -> Stamp:
     """Take the identities of a directory's files, links followed, so that a swapped `..data` link is a change."""
-    paths = [FILE_NAME, *(row.path for row in manifest.files)] if manifest else [FILE_NAME]
+    paths = [FILE_NAME, *(row.path for row in _own(manifest))] if manifest else [FILE_NAME]
     return tuple(_identity(f"{directory}/{path}") for path in paths)
 
 
-def examine(directory: Path, allowed: Sequence[Path]) -> Examined:
+def _own(manifest: Manifest) -> list[FileRow]:
+    """The files that the directory itself has to have."""
+    return [row for row in manifest.files if manifest.source_of(row) is None]
+
+
+def examine(directory: Path, allowed: Sequence[Path], refusal: Refusal = lambda _: "") -> Examined:
     """Look at a directory. `allowed` are the resolved roots that its files must lie in, all links followed.
+
+    `refusal` says of addresses by path why one of them may not be used, or nothing.
 
     A link swapped between reading the manifest and looking at the files would mix two generations; the stamp is
     taken on both sides and the look repeated until they agree.
     """
-    found = _examine(directory, allowed)
+    found = _examine(directory, allowed, refusal)
     for _ in range(_ATTEMPTS):
         if stamp(directory, found.manifest) == found.stamp:
             return found
-        found = _examine(directory, allowed)
+        found = _examine(directory, allowed, refusal)
     # No stamp, so that the next refresh looks again even if it settled on what was seen last.
     return Examined(State.PENDING, "the directory keeps changing", (), found.manifest)
 
 
-def _examine(directory: Path, allowed: Sequence[Path]) -> Examined:
+def _examine(directory: Path, allowed: Sequence[Path], refusal: Refusal) -> Examined:
     before = stamp(directory, None)
     try:
         manifest = _parse(directory, allowed)
@@ -92,6 +103,8 @@ def _examine(directory: Path, allowed: Sequence[Path]) -> Examined:
         return Examined(State.REJECTED, error.message, before)
     full = (*before, *stamp(directory, manifest)[1:])
     missing, wrong, passing = _check_files(directory, manifest, allowed)
+    if manifest.sources and (refused := refusal(manifest.sources)):
+        wrong.append(refused)
     if wrong or missing:
         state, reason = (State.REJECTED, "") if wrong else (State.PENDING, "incomplete: ")
         return Examined(state, reason + _listed(wrong or missing), full, manifest, passing=passing)
@@ -128,7 +141,7 @@ def _check_files(directory: Path, manifest: Manifest, allowed: Sequence[Path]) -
     passing = False
     missing: list[str] = []
     wrong: list[str] = []
-    for row in manifest.files:
+    for row in _own(manifest):
         path = directory / row.path
         try:
             real = path.resolve(strict=True)

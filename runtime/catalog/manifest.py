@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, Strict, StringConstraints, model_val
 from runtime.catalog.preprocess import Preprocess, tensor_faults
 from runtime.config.units import Bytes, Flag, Seconds
 from runtime.config.yaml import Fault, Frozen, read, refuse, validate
+from runtime.tiers import sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -69,10 +70,17 @@ def relative_path(text: str) -> str:
     return text
 
 
+def source(text: str) -> str:
+    """Accept an address that files may come from. Raises `ValueError`; whether it is permitted is not known here."""
+    sources.parse(text)
+    return text
+
+
 Name: TypeAlias = Annotated[str, AfterValidator(matching(_NAME, "model name"))]
 Version: TypeAlias = Annotated[str, AfterValidator(matching(_VERSION, "version"))]
 Digest: TypeAlias = Annotated[str, AfterValidator(matching(r"[0-9a-f]{64}", "sha256 in lower-case hex"))]
 RelativePath: TypeAlias = Annotated[str, AfterValidator(relative_path)]
+SourceUrl: TypeAlias = Annotated[str, AfterValidator(source)]
 Text: TypeAlias = Annotated[str, StringConstraints(max_length=1024)]
 Size: TypeAlias = Annotated[Bytes, Field(ge=1)]
 Delay: TypeAlias = Annotated[Seconds, Field(le=60)]
@@ -90,6 +98,8 @@ class FileRow(Frozen):
     """Bytes."""
     sha256: Digest
     """Of the file's bytes, lower-case hex."""
+    source: SourceUrl | None = None
+    """Where the file comes from, if it is not in the directory; overrides the model's `source`."""
 
 
 class Builder(Frozen):
@@ -175,6 +185,8 @@ class Manifest(Frozen):
     """The weights among the files; null takes the only one there is."""
     files: Annotated[tuple[FileRow, ...], AfterValidator(some)] = Field(max_length=10_000)
     """Every file of the model; the model is complete when all are there."""
+    source: SourceUrl | None = None
+    """Where all files come from instead of the directory: their paths are added to it."""
     allow_pickle: Literal["weights_only"] | None = None
     """Allows .pth and .pt weights, which are read without running code and converted once."""
     state_dict: Text | None = None
@@ -213,6 +225,24 @@ class Manifest(Frozen):
     def pickled(self) -> bool:
         """Whether the weights have to be converted first."""
         return self.weights_row.path.endswith(PICKLE_SUFFIXES)
+
+    @property
+    def needed(self) -> tuple[FileRow, ...]:
+        """The files that a load reads: what the builder is configured by, and the weights."""
+        config = self.builder.config
+        return (*(self._rows([config]) if config is not None else ()), self.weights_row)
+
+    def source_of(self, row: FileRow) -> str | None:
+        """The address that a file comes from; None for one that lies in the directory."""
+        if row.source is not None or self.source is None:
+            return row.source
+        return str(sources.parse(self.source) / row.path)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Address by path, of the files that come from elsewhere."""
+        found = ((row.path, self.source_of(row)) for row in self.files)
+        return {path: text for path, text in found if text is not None}
 
     def row(self, path: str) -> FileRow:
         """Look up a listed file."""
@@ -273,6 +303,8 @@ def _weights_faults(manifest: Manifest) -> Iterator[Fault]:
             yield Fault(("files",), f"{count} files could be the weights", "name one under weights:")
             return
     path = found[0].path
+    if manifest.in_place and manifest.source_of(found[0]) is not None:
+        yield Fault(("in_place",), "belongs to weights in the directory", "what comes from elsewhere is copied")
     if path.endswith(PICKLE_SUFFIXES):
         if manifest.allow_pickle is None:
             yield Fault(("allow_pickle",), f"{path} is a pickle", "convert it, or set allow_pickle: weights_only")

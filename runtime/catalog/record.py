@@ -19,7 +19,7 @@ from runtime.tiers.verify import open_regular, unreadable
 from runtime.workers.port import BatchSpec, BuilderSpec, LoadSpec, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from runtime.catalog.manifest import Manifest
@@ -70,9 +70,10 @@ def record_of(directory: Path, manifest: Manifest) -> ModelRecord:
 def fingerprint_of(manifest: Manifest) -> str:
     """Hash whatever changes what the model answers: files, how they are read and built, signature, batching.
 
-    Name, version, footprint and labels are not part of it. blake3, 64 hex digits.
+    Name, version, footprint, labels and where the files come from are not part of it. blake3, 64 hex digits.
     """
-    tree = manifest.model_dump(mode="json", by_alias=True, exclude={"name", "version", "footprint", "labels"})
+    apart = {"name", "version", "footprint", "labels", "source"}
+    tree = manifest.model_dump(mode="json", by_alias=True, exclude=apart)
     for row in tree["inputs"]:
         if row["preprocess"] is None:  # or models without any would have changed when the key came
             del row["preprocess"]
@@ -81,8 +82,10 @@ def fingerprint_of(manifest: Manifest) -> str:
     return blake3(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def load_spec(record: ModelRecord, weights_path: Path) -> LoadSpec:
+def load_spec(record: ModelRecord, weights_path: Path, fetched: Mapping[str, Path] | None = None) -> LoadSpec:
     """Spell all that a worker needs; `weights_path` is the verified blob. Blocking: reads the builder's config.
+
+    `fetched` says where files lie that came from elsewhere.
 
     Raises `FetchFailed`, `CorruptWeights` (the config is not the manifest's) or `LoadFailed` (it asks for code).
     """
@@ -96,7 +99,7 @@ def load_spec(record: ModelRecord, weights_path: Path) -> LoadSpec:
         fingerprint=record.fingerprint,
         weights=str(weights_path),
         weights_bytes=size,
-        builder=_builder(record),
+        builder=_builder(record, fetched or {}),
         inputs=input_specs(manifest),
         outputs=tuple(TensorSpec(row.name, row.datatype, row.shape) for row in manifest.outputs),
         batch=BatchSpec(max_size=manifest.batch.max_size, delay=manifest.batch.delay),
@@ -118,11 +121,12 @@ def input_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
     )
 
 
-def _builder(record: ModelRecord) -> BuilderSpec:
+def _builder(record: ModelRecord, fetched: Mapping[str, Path]) -> BuilderSpec:
     builder = record.manifest.builder
     if builder.kind == "python":
         return BuilderSpec("python", builder.target, builder.arguments)
-    config = _read_config(record, builder.config or "")
+    path = builder.config or ""
+    config = _read_config(record, path, fetched.get(path, record.directory / path))
     for key in _code_keys(config):
         raise LoadFailed(
             f"the model's config asks for code from elsewhere ({key}), which is never run", model=record.name
@@ -130,11 +134,11 @@ def _builder(record: ModelRecord) -> BuilderSpec:
     return BuilderSpec("transformers", builder.architecture, config)
 
 
-def _read_config(record: ModelRecord, path: str) -> dict[str, object]:
+def _read_config(record: ModelRecord, path: str, lies: Path) -> dict[str, object]:
     row = record.manifest.row(path)
     if row.size > CONFIG_CAP:
         raise LoadFailed(f"the builder's config is over {CONFIG_CAP} bytes", model=record.name)
-    raw = _read(record.directory / path, row.size)
+    raw = _read(lies, row.size)
     if len(raw) != row.size or hashlib.sha256(raw).hexdigest() != row.sha256:
         raise CorruptWeights("the builder's config is not the one of the manifest", model=record.name)
     try:

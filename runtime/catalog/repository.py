@@ -19,7 +19,7 @@ from runtime.catalog.manifest import FILE_NAME
 from runtime.catalog.record import ModelRecord, load_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 __all__ = ["Change", "ModelRecord", "Repository", "Source", "State", "load_spec", "version_order"]
@@ -80,13 +80,20 @@ class Repository:
 
     A root's children that hold a manifest are model directories; a child without one may hold its versions in
     directories of their own. Files may be symbolic links as long as they end inside the directory, a root, or one
-    of `allowed`. `refresh` compares stat values only, so it is cheap enough to call every second or so.
+    of `allowed`; `refusal` says why an address that files come from may not be used. `refresh` compares stat values
+    only, so it is cheap enough to call every second or so.
     """
 
     def __init__(
-        self, roots: tuple[Path, ...], entries: tuple[Source, ...] = (), *, allowed: tuple[Path, ...] = ()
+        self,
+        roots: tuple[Path, ...],
+        entries: tuple[Source, ...] = (),
+        *,
+        allowed: tuple[Path, ...] = (),
+        refusal: Callable[[Mapping[str, str]], str] = lambda _: "",
     ) -> None:
         self._roots = roots
+        self._refusal = refusal
         self._entries = entries
         self._allowed = (*roots, *allowed)
         self._places: dict[Path, _Place] = {}
@@ -181,7 +188,7 @@ class Repository:
             return
         # A directory named in the configuration may lie, or link, anywhere; one that was only found may not.
         own = _resolved(path) if source is not None else None
-        examined = examine(path, (own, *allowed) if own else allowed)
+        examined = examine(path, (own, *allowed) if own else allowed, self._refusal)
         if place is None:
             self._places[path] = _Place(source, examined)
         else:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _FIXED_SECONDS: Final = 0.05
 _BYTES_PER_SECOND: Final = 1e9
+_REMOTE_BYTES_PER_SECOND: Final = 1e8
 """A first guess of what a load costs, until it was measured: a Retry-After and a tie between victims rest on it."""
 
 
@@ -40,7 +41,7 @@ class Exceptions:
 class ServedModels:
     """`rules` hold for all, `exceptions` by `(name, version)`. `forget` is told which keys left.
 
-    `seconds` says what a load took when it was last seen, by fingerprint.
+    `seconds` says what a load took when it was last seen, by fingerprint; `far` whether one needs the network.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ServedModels:
         emit: Emit,
         forget: Callable[[ModelKey], None],
         seconds: Mapping[str, float],
+        far: Callable[[ModelRecord], bool] = lambda _: False,
     ) -> None:
         self._repository = repository
         self._rules = rules
@@ -63,6 +65,7 @@ class ServedModels:
         self._emit = emit
         self._forget = forget
         self._seconds = seconds
+        self._far = far
 
     async def refresh(self) -> Mapping[str, tuple[Model, ...]]:
         """Look at the directories again; states what changed as events."""
@@ -89,7 +92,8 @@ class ServedModels:
             pinned=own.pinned,
             priority=own.priority,
         )
-        guess = _FIXED_SECONDS + record.weights_bytes / _BYTES_PER_SECOND
+        rate = _REMOTE_BYTES_PER_SECOND if self._far(record) else _BYTES_PER_SECOND
+        guess = _FIXED_SECONDS + record.weights_bytes / rate
         seconds = self._seconds.get(record.fingerprint, guess)
         return Model(record.name, record.version, record.fingerprint, footprint, rules, seconds)
 

@@ -14,7 +14,7 @@ from actors.errors import NotReady
 from runtime.catalog.record import load_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from actors.ports import EvictReport, Held, LoadReport, Offload
@@ -44,6 +44,10 @@ class Shelf(Protocol):
 
     def path_of(self, model: Model) -> Path:
         """The immutable file that holds a resident model's weights."""
+        ...
+
+    def files_of(self, model: Model) -> Mapping[str, Path]:
+        """Where a resident model's other files lie, as far as they came from elsewhere."""
         ...
 
 
@@ -79,7 +83,7 @@ class SpecifiedHost:
         name = (model.key, model.fingerprint, self._host.path_of(model))
         known = self._spelled.get(name)
         if known is None:
-            spec = await self._offload(load_spec, self._find(model), name[-1])
+            spec = await self._offload(load_spec, self._find(model), name[-1], self._host.files_of(model))
             known = msgspec.structs.replace(spec, json_depth=self._json_depth)
             self._spelled[name] = known
             while len(self._spelled) > REMEMBERED:

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict,
 from runtime.config import checks
 from runtime.config.foresight import Forecast
 from runtime.config.preload import Preload, PreloadItem
+from runtime.config.remote import Remote
 from runtime.config.units import GIB, KIB, MIB, Amount, Bytes, Count, Flag, Ratio, Seconds
 from runtime.config.yaml import Frozen
 
@@ -345,6 +346,8 @@ class Config(Frozen):
     """The disk tier: foreload's own cache of weights."""
     preprocess: Preprocess = Preprocess()
     """What inputs that come as images and sounds may cost each device worker, which decodes them."""
+    remote: Remote = Remote()
+    """Where model files may come from besides folders. Nothing is allowed by default."""
     policy: Policy = Policy()
     """Who stays resident and who leaves."""
     repository: tuple[Folder, ...] = ()

@@ -40,6 +40,18 @@ class Families:
         self.load_failures = Counter(
             "foreload_load_failures", "Loads undone, by error code.", ("model", "reason"), registry=own
         )
+        self.fetched = Counter(
+            "foreload_fetched_bytes", "Bytes of models that came over the network.", ("scheme",), registry=own
+        )
+        self.fetching = Gauge(
+            "foreload_fetch_remaining_bytes", "Bytes that fetches under way still lack.", ("model",), registry=own
+        )
+        self.fetches = Counter(
+            "foreload_fetches", "Fetches of files that ended, by how.", ("scheme", "outcome"), registry=own
+        )
+        self.fetch_duration = Histogram(
+            "foreload_fetch_duration_seconds", "Time of whole fetches.", ("scheme",), buckets=LOADS, registry=own
+        )
         self.evictions = Counter(
             "foreload_evictions", "Residents whose bytes came back.", ("model", "device", "reason"), registry=own
         )
@@ -93,13 +105,14 @@ class Families:
         self.lag = Histogram("foreload_loop_lag_seconds", "Lateness of the event loop.", buckets=LAGS, registry=own)
         self.build = Gauge("foreload_build_info", "The running build.", ("version", "python"), registry=own)
         ProcessCollector(registry=own)
-        self.per_model: tuple[Counter | Histogram, ...] = (
+        self.per_model: tuple[Counter | Gauge | Histogram, ...] = (
             self.requests,
             self.hits,
             self.misses,
             self.coalesced,
             self.load_duration,
             self.load_failures,
+            self.fetching,
             self.evictions,
             self.prefetches,
         )

@@ -51,7 +51,7 @@ class _Series:
         self.queue = Buckets(PHASES)
         self.load_wait = Buckets(PHASES)
         self.infer = Buckets(PHASES)
-        self.hits = {tier: table.hits.labels(model, tier.value) for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK)}
+        self.hits = {tier: table.hits.labels(model, tier.value) for tier in Tier}
         self.coalesced = table.coalesced.labels(model)
         self.last_use = -1.0
 
@@ -74,6 +74,7 @@ class Metrics:
 
     IGNORED: ClassVar[Mapping[type, str]] = {
         e.ForesightReported: "sums of what is counted anyway",
+        e.FetchStarted: "counted when it ends; what it lacks is shown from its first progress on",
         e.Adopted: "residents are read at scrape time",
         e.RequestArrived: "counted when it is finished; arrivals per model are the forecaster's",
         e.LeaseReleased: "leases are read at scrape time",
@@ -165,6 +166,8 @@ class Metrics:
             e.LoadFinished: self._load_finished,
             e.LoadFailed: self._load_failed,
             e.LoadCancelled: self._load_ended,
+            e.FetchProgressed: self._fetch_progressed,
+            e.FetchFinished: self._fetch_finished,
             e.Evicted: self._evicted,
             e.PrefetchSettled: self._prefetched,
             e.PrefetchWithheld: self._withheld,
@@ -235,6 +238,20 @@ class Metrics:
         self._load_ended(event)
         self._of(event.model)
         self._table.load_failures.labels(self.label(event.model), self._word(event.code)).inc()
+
+    def _fetch_progressed(self, event: e.FetchProgressed) -> None:
+        self._of(event.model)
+        self._table.fetching.labels(self.label(event.model)).set(event.total - event.done)
+
+    def _fetch_finished(self, event: e.FetchFinished) -> None:
+        self._of(event.model)
+        scheme = self._name(event.scheme)
+        outcome = event.outcome if event.outcome in {"ok", "cancelled"} else self._word(event.outcome)
+        self._table.fetching.labels(self.label(event.model)).set(0)
+        self._table.fetched.labels(scheme).inc(event.fetched)
+        self._table.fetches.labels(scheme, outcome).inc()
+        if event.outcome == "ok":
+            self._table.fetch_duration.labels(scheme).observe(event.seconds)
 
     def _evicted(self, event: e.Evicted) -> None:
         self._load_ended(event)  # one that ended after everybody had given it up is taken away at once

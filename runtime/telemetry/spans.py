@@ -38,6 +38,9 @@ class Spans:
 
     IGNORED: ClassVar[Mapping[type, str]] = {
         e.PrefetchWithheld: "nothing was done",
+        e.FetchStarted: "a step of a load, which has a span",
+        e.FetchProgressed: "feed and logs",
+        e.FetchFinished: "a step of a load, which tells its seconds; counted in metrics",
         e.PeakInfeasible: "nothing was done: logs and metrics",
         e.ForecastFitted: "another process' work, told in logs",
         e.ForecastDemoted: "metrics and logs",

@@ -73,6 +73,9 @@ class Tally:
 
     IGNORED: ClassVar[Mapping[type, str]] = {
         e.PrefetchWithheld: "nothing was leased",
+        e.FetchStarted: "a step of a load",
+        e.FetchProgressed: "a step of a load",
+        e.FetchFinished: "a step of a load",
         e.PeakInfeasible: "told ahead; its requests are counted when they come",
         e.ForecastFitted: "says nothing of leases",
         e.ForecastDemoted: "says nothing of leases",

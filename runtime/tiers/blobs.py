@@ -13,6 +13,8 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from actors.errors import DiskFull, FetchFailed
+from runtime.tiers.blocks import BlockTable
+from runtime.tiers.partials import Partials
 from runtime.tiers.staging import Staging, locked, opened, publish, same_file
 
 if TYPE_CHECKING:
@@ -35,18 +37,26 @@ class Blobs:
 
     def __init__(self, root: Path, quota: int, staging: Staging) -> None:
         self._folder = root / "blobs"
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._tables = root / "blocks"
+        for folder in (self._folder, self._tables):
+            folder.mkdir(mode=0o700, exist_ok=True)
         self._quota = quota
         self._staging = staging
+        self.partials = Partials(root)
         self._lock = Lock()
         self._held: dict[Path, list[int]] = {}
         self._coming = 0
         self._uses: dict[Path, int] = {}
         self._turn = 0
+        self._known = {path.name for path, _ in self._listed()}
 
     def path(self, sha256: str) -> Path:
         """Where the blob of that hash is, or would be."""
         return self._folder / sha256[:2] / sha256
+
+    def known(self, sha256: str) -> bool:
+        """Whether such a blob was here when somebody last looked; advice that costs no look at the disk."""
+        return sha256 in self._known
 
     def hold(self, path: Path, descriptor: int) -> Path:
         """Hold a file by an open descriptor, which `let_go` closes."""
@@ -64,16 +74,34 @@ class Blobs:
         try:
             descriptor = os.open(blob, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
+            self._known.discard(blob.name)
             return False
         if not locked(descriptor, shared=True) or not same_file(descriptor, blob):
             os.close(descriptor)  # it is leaving right now
             return False
         if os.fstat(descriptor).st_size != size:
             os.close(descriptor)
-            self._staging.quarantine(blob)
+            self.condemn(blob)
             return False
+        self._known.add(blob.name)
         self.hold(blob, descriptor)
         return True
+
+    def condemn(self, blob: Path) -> None:
+        """Set a damaged blob aside: nobody takes it any more, and whoever mapped it keeps what they have."""
+        self._known.discard(blob.name)
+        self._staging.quarantine(blob)
+
+    def table(self, blob: Path) -> BlockTable | None:
+        """The checksums of a published blob; None where there are none that can be read."""
+        try:
+            return BlockTable.from_bytes((self._tables / blob.name).read_bytes())
+        except OSError:
+            return None
+
+    def note_table(self, blob: Path, table: BlockTable) -> None:
+        """Keep the checksums of a blob whose sha256 was found right."""
+        self._staging.write(self._tables / blob.name, table.to_bytes())
 
     def must_take(self, blob: Path, size: int) -> None:
         """Hold a blob that was published a moment ago. Raises `FetchFailed`."""
@@ -86,6 +114,7 @@ class Blobs:
         publish(temporary, blob)
         self._staging.sync(blob.parent)
         self._staging.sync(self._folder)
+        self._known.add(blob.name)
 
     def _listed(self) -> Iterator[tuple[Path, os.stat_result]]:
         for folder in self._folder.iterdir():
@@ -97,7 +126,8 @@ class Blobs:
     @contextlib.contextmanager
     def room(self, size: int) -> Iterator[None]:
         """Reserve bytes of the quota while they come in. Raises `DiskFull`."""
-        rows = [(path, status.st_size, status.st_mtime_ns) for path, status in self._listed()]
+        listed = (*self._listed(), *self.partials.listed())
+        rows = [(path, status.st_size, status.st_mtime_ns) for path, status in listed]
         with self._lock:
             self._make_room(rows, size)
             self._coming += size
@@ -110,9 +140,12 @@ class Blobs:
     def _make_room(self, rows: list[tuple[Path, int, int]], size: int) -> None:
         """Unlink blobs that nobody holds, least recently used first, until `size` bytes fit into the quota."""
         used = sum(length for _, length, _ in rows) + self._coming
-        # What was not used since the start is older than all that was; among those, publishing time decides.
+        # What was not used since the start is older than all that was; among those, publishing time decides. Halves
+        # of downloads that nobody continues go first.
         loose = sorted(
-            (self._uses.get(path, 0), at, path, length) for path, length, at in rows if path not in self._held
+            (-1 if self.partials.has(path) else self._uses.get(path, 0), at, path, length)
+            for path, length, at in rows
+            if path not in self._held
         )
         if used - sum(length for *_, length in loose) + size > self._quota:
             detail = {"needed": size, "quota": self._quota, "used": used}
@@ -122,6 +155,9 @@ class Blobs:
                 return
             if _unlink_unlocked(path):
                 self._uses.pop(path, None)
+                self._known.discard(path.name)
+                (self._tables / path.name).unlink(missing_ok=True)
+                self.partials.forget(path)
                 used -= length
         if used + size > self._quota:
             raise DiskFull("the disk tier is full of weights that other processes use")

@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Final
 
 from actors.errors import CorruptWeights, ForeloadError
 from runtime.tiers.blobs import Blobs, DiskSnapshot
+from runtime.tiers.blocks import Blocks
 from runtime.tiers.convert import Options, converting
 from runtime.tiers.index import read_index, read_index_at
+from runtime.tiers.landing import Landing
+from runtime.tiers.reader import checking
 from runtime.tiers.staging import Staging, clone
 from runtime.tiers.verify import Digest, Verified, hashing, open_regular, unwritable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Mapping
     from pathlib import Path
 
+    from runtime.catalog.manifest import FileRow
     from runtime.catalog.record import ModelRecord
 
 BLOB_MODE: Final = 0o444
@@ -73,6 +77,7 @@ class DiskStore:
             self._staging = Staging(root)
             self._staging.reclaim()
             self._blobs = Blobs(root, quota, self._staging)
+            self._made = {path.name: path.read_text("ascii", "replace") for path in self._converted.iterdir()}
         except OSError as error:
             raise unwritable(error) from None
 
@@ -92,9 +97,27 @@ class DiskStore:
         finally:
             admission.undo()
 
-    def begin(self, record: ModelRecord) -> Admission:
-        """Start an admission that the caller steps; its blob stays held until `let_go`."""
-        return Admission(self._admitting(record), self.let_go)
+    def begin(self, record: ModelRecord, fetched: Mapping[str, Path] | None = None) -> Admission:
+        """Start an admission that the caller steps; its blob stays held until `let_go`.
+
+        `fetched` says where files of the manifest lie that are not in its directory.
+        """
+        return Admission(self._admitting(record, fetched or {}), self.let_go)
+
+    def landing(self, row: FileRow, *, weights: bool) -> Landing:
+        """Begin to bring in one file that comes over the network; `weights` says that it has to be safetensors."""
+        blob = self._blobs.path(row.sha256)
+        return Landing(
+            row, blob, blobs=self._blobs, staging=self._staging, take=self._take, found=self._found, checkpoint=weights
+        )
+
+    def present(self, record: ModelRecord) -> bool:
+        """Whether the weights were here when somebody last looked: advice, at no cost."""
+        row = record.manifest.weights_row
+        if not record.manifest.pickled:
+            return self._blobs.known(row.sha256)
+        made = self._made.get(_key(record), "").split()
+        return bool(made) and self._blobs.known(made[0])
 
     def let_go(self, path: Path) -> None:
         """Give back one hold of an admitted file."""
@@ -106,23 +129,68 @@ class DiskStore:
 
     # -- admission -----------------------------------------------------------------------------------
 
-    def _admitting(self, record: ModelRecord) -> Generator[None, None, Path]:
+    def _admitting(self, record: ModelRecord, fetched: Mapping[str, Path]) -> Generator[None, None, Path]:
         try:
             manifest = record.manifest
             row = manifest.weights_row
+            source = fetched.get(row.path, record.weights)
             if manifest.pickled:
-                return (yield from self._admit_pickle(record))
+                return (yield from self._admit_pickle(record, source))
             if manifest.in_place:
                 return (yield from self._check_original(record))
             blob = self._blobs.path(row.sha256)
-            if not self._blobs.take(blob, row.size):
-                yield from self._bring(record.weights, blob, row.size, row.sha256)
+            if not (yield from self._take(blob, row.size)):
+                yield from self._bring(source, blob, row.size, row.sha256)
         except ForeloadError as error:
             error.model = record.name
             raise
         except OSError as error:
             raise unwritable(error) from None
         return blob
+
+    def _take(self, blob: Path, size: int) -> Generator[None, None, bool]:
+        """Hold a published blob if it is there and its bytes are still what they were; a damaged one is set aside.
+
+        The reading that proves it is the one that brings it into memory, so it costs one pass of a fast checksum; and
+        it is made once for as long as the file does not change.
+        """
+        if not self._blobs.take(blob, size):
+            return False
+        sound = False
+        try:
+            sound = yield from self._sound(blob)
+        finally:
+            if not sound:
+                self._blobs.let_go(blob)
+        if not sound:
+            self._blobs.condemn(blob)
+        return sound
+
+    def _sound(self, blob: Path) -> Generator[None, None, bool]:
+        descriptor = open_regular(blob)
+        try:
+            before = os.fstat(descriptor)
+            if self._verified.recall(before) == blob.name:
+                return True
+            table = self._blobs.table(blob)
+            if table is not None and table.size == before.st_size:
+                if not (yield from checking(descriptor, table)):
+                    return False
+            else:
+                blocks = Blocks()
+                if (yield from hashing(descriptor, blocks=blocks)).sha256 != blob.name:
+                    return False
+                self._blobs.note_table(blob, blocks.table())
+            self._verified.note(before, os.fstat(descriptor), blob.name)
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _found(self, blob: Path, blocks: Blocks) -> None:
+        """A blob was published whose bytes have just passed by: keep its checksums, and do not read it again."""
+        self._blobs.note_table(blob, blocks.table())
+        status = blob.stat()
+        self._verified.note(status, status, blob.name)
 
     def _check_original(self, record: ModelRecord) -> Generator[None, None, Path]:
         """Verify the file where it lies and hold it; a descriptor is kept, so that it stays the one verified."""
@@ -145,15 +213,17 @@ class DiskStore:
         with self._staging.claim(blob.name) as claim:
             while not claim.try_lock():
                 yield
-            if self._blobs.take(blob, size):
+            if (yield from self._take(blob, size)):
                 return
             with self._blobs.room(size), claim.temporary() as temporary:
-                yield from self._copy(source, temporary, size, sha256)
+                blocks = yield from self._copy(source, temporary, size, sha256)
                 read_index(temporary)
                 self._blobs.publish(temporary, blob)
+            self._found(blob, blocks)
             self._blobs.must_take(blob, size)
 
-    def _copy(self, source: Path, temporary: Path, size: int, sha256: str) -> Generator[None, None, None]:
+    def _copy(self, source: Path, temporary: Path, size: int, sha256: str) -> Generator[None, None, Blocks]:
+        blocks = Blocks()
         reading = open_regular(source)
         try:
             before = os.fstat(reading)
@@ -167,7 +237,8 @@ class DiskStore:
                 cloned = clone(reading, writing)
                 if not cloned and size:
                     os.posix_fallocate(writing, 0, size)
-                found = yield from hashing(writing if cloned else reading, None if cloned else writing, most=size)
+                from_, to = (writing, None) if cloned else (reading, writing)
+                found = yield from hashing(from_, to, most=size, blocks=blocks)
                 self._verified.note(before, os.fstat(reading), found.sha256)
                 _must_match(found, size, sha256)
                 os.fchmod(writing, BLOB_MODE)
@@ -176,56 +247,72 @@ class DiskStore:
                 os.close(writing)
         finally:
             os.close(reading)
+        return blocks
 
-    def _admit_pickle(self, record: ModelRecord) -> Generator[None, None, Path]:
+    def _admit_pickle(self, record: ModelRecord, source: Path) -> Generator[None, None, Path]:
         row = record.manifest.weights_row
-        options = Options(record.manifest.state_dict or "", tuple(sorted(record.manifest.rename.items())))
-        key = hashlib.sha256(f"{row.sha256} {options.spelled}".encode()).hexdigest()
-        known = self._recall_converted(key)
+        options, key = _options(record), _key(record)
+        known = yield from self._recall_converted(key)
         if known is not None:
             return known
         with self._staging.claim(key) as claim:
             while not claim.try_lock():
                 yield
-            known = self._recall_converted(key)
+            known = yield from self._recall_converted(key)
             if known is not None:
                 return known
             # The verified copy and its conversion lie side by side for a while.
             with self._blobs.room(2 * row.size), claim.temporary() as copy, claim.temporary() as target:
-                yield from self._copy(record.weights, copy, row.size, row.sha256)
+                yield from self._copy(source, copy, row.size, row.sha256)
                 yield from converting(copy, target, options, folder=self._staging.folder)
                 read_index(target)
-                digest = yield from self._seal(target)
+                blocks = Blocks()
+                digest = yield from self._seal(target, blocks)
                 blob = self._blobs.path(digest.sha256)
                 self._blobs.publish(target, blob)
+            self._found(blob, blocks)
             self._blobs.must_take(blob, digest.size)
             try:
-                self._staging.write(self._converted / key, f"{digest.sha256} {digest.size}\n".encode())
+                made = f"{digest.sha256} {digest.size}\n"
+                self._staging.write(self._converted / key, made.encode())
+                self._made[key] = made
             except BaseException:
                 self.let_go(blob)
                 raise
             return blob
 
-    def _seal(self, path: Path) -> Generator[None, None, Digest]:
+    def _seal(self, path: Path, blocks: Blocks) -> Generator[None, None, Digest]:
         descriptor = open_regular(path)
         try:
-            digest = yield from hashing(descriptor)
+            digest = yield from hashing(descriptor, blocks=blocks)
             os.fchmod(descriptor, BLOB_MODE)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         return digest
 
-    def _recall_converted(self, key: str) -> Path | None:
+    def _recall_converted(self, key: str) -> Generator[None, None, Path | None]:
         try:
-            sha256, size = (self._converted / key).read_text("ascii").split()
-            blob = self._blobs.path(sha256)
-            return blob if self._blobs.take(blob, int(size)) else None
+            made = (self._converted / key).read_text("ascii")
+            sha256, size = made.split()
+            blob, length = self._blobs.path(sha256), int(size)
         except (OSError, ValueError):
             return None
+        self._made[key] = made
+        return blob if (yield from self._take(blob, length)) else None
 
     def __repr__(self) -> str:
         return f"<DiskStore {self._blobs!r}>"
+
+
+def _options(record: ModelRecord) -> Options:
+    return Options(record.manifest.state_dict or "", tuple(sorted(record.manifest.rename.items())))
+
+
+def _key(record: ModelRecord) -> str:
+    """Name of a conversion: the pickle's bytes and how they are read."""
+    spelled = f"{record.manifest.weights_row.sha256} {_options(record).spelled}"
+    return hashlib.sha256(spelled.encode()).hexdigest()
 
 
 def _must_match(found: Digest, size: int, sha256: str) -> None:

@@ -13,19 +13,22 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from actors.errors import Invalid, NotReady
+from actors.errors import ForeloadError, Invalid, NotReady
 from actors.ports import EvictReport, Held, LoadReport
 from actors.residency.model import Tier
 from runtime.tiers.mapping import Mapping
+from runtime.tiers.remote import Fetched
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Mapping as MappingOf
     from pathlib import Path
 
     from actors.ports import Offload
     from actors.residency.model import Model, ModelKey
     from runtime.catalog.record import ModelRecord
     from runtime.tiers.disk import Admission, DiskStore
+    from runtime.tiers.remote import Remote
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,55 +46,67 @@ class _Resident:
     model: Model
     path: Path
     mapping: Mapping
+    fetched: Fetched
 
 
 class HostStore:
     """Weights in this machine's memory; implements `actors.ports.Residence`.
 
-    `find` gives the record of a model, `release` tells the workers that a fingerprint's weights are leaving.
+    `find` gives the record of a model, `release` tells the workers that a fingerprint's weights are leaving, `remote`
+    brings files that are not in a model's directory.
     With `mlock` the pages are locked as far as RLIMIT_MEMLOCK goes; beyond it they are kept like any others.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 -- the parts it is made of, each once, in the composition root
         self,
         disk: DiskStore,
         find: Callable[[Model], ModelRecord],
         offload: Offload,
         release: Callable[[str], Awaitable[None]],
         mlock: bool,  # noqa: FBT001 -- a setting by position, as the composition root reads it
+        remote: Remote | None = None,
     ) -> None:
         self._disk = disk
         self._find = find
         self._offload = offload
         self._release = release
         self._mlock = mlock
+        self._remote = remote
         self._held: dict[ModelKey, _Resident] = {}
         self._refused_locks = 0
 
     async def load(self, model: Model) -> LoadReport:
-        """Bring a model's weights into memory: admit to disk, map, populate.
+        """Bring a model's weights into memory: fetch, admit to disk, map, populate.
 
         Raises `Broken`, `NeverFits` or `NotReady`; then, and when cancelled, nothing stays held.
         """
         held = self._held.get(model.key)
         if held is not None and held.model.fingerprint == model.fingerprint:
             return LoadReport(held.mapping.size, Tier.HOST)
-        arrival = _Arrival(self._disk.begin(self._record(model)), lock=self._mlock)
+        record = self._record(model)
+        began = anyio.current_time()
+        fetched = await self._fetch(model, record)
+        fetch = {"fetch": anyio.current_time() - began} if fetched.far else {}
+        arrival = _Arrival(self._disk.begin(record, fetched.paths), lock=self._mlock)
         try:
             while not await self._offload(arrival.step):
                 pass
+            if fetched.held and record.manifest.pickled:
+                # What it was converted to is mapped; the pickle itself may leave the disk.
+                await self._offload(self._let_go, fetched, but=record.manifest.builder.config or "")
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._offload(arrival.undo)
+                await self._offload(self._undo, arrival, fetched)
             raise
         # From here on nothing awaits until it is in the books, so a cancellation cannot fall in between.
         mapping = arrival.mapping
-        self._held[model.key] = _Resident(model, arrival.path, mapping)
+        self._held[model.key] = _Resident(model, arrival.path, mapping, fetched)
         self._refused_locks += self._mlock and not mapping.locked
         if held is not None:
             with anyio.CancelScope(shield=True):
                 await self._drop(held)
-        return LoadReport(mapping.size, Tier.DISK, tuple(arrival.taken.items()))
+        steps = (*fetch.items(), *arrival.taken.items())
+        return LoadReport(mapping.size, Tier.REMOTE if fetched.far else Tier.DISK, steps)
 
     async def evict(self, key: ModelKey) -> EvictReport:
         """Tell the workers, then unmap. Zero bytes for a model that is not held."""
@@ -113,6 +128,11 @@ class HostStore:
             raise NotReady("the weights are not in host memory", model=model.name)
         return held.path
 
+    def files_of(self, model: Model) -> MappingOf[str, Path]:
+        """Where its other files lie, as far as they came from elsewhere; as long as `path_of`. Raises `NotReady`."""
+        self.path_of(model)
+        return self._held[model.key].fetched.paths
+
     def snapshot(self) -> HostSnapshot:
         """Advisory numbers for people."""
         mappings = [held.mapping for held in self._held.values()]
@@ -122,6 +142,17 @@ class HostStore:
             locked=sum(mapping.size for mapping in mappings if mapping.locked),
             refused_locks=self._refused_locks,
         )
+
+    async def _fetch(self, model: Model, record: ModelRecord) -> Fetched:
+        if not record.manifest.sources:
+            return Fetched()
+        if self._remote is None:
+            raise NotReady("its files are elsewhere, and there is no remote tier", model=model.name)
+        try:
+            return await self._remote.fetch(model, record)
+        except ForeloadError as error:
+            error.model = model.name
+            raise
 
     def _record(self, model: Model) -> ModelRecord:
         try:
@@ -146,6 +177,15 @@ class HostStore:
             return held.mapping.close()
         finally:
             self._disk.let_go(held.path)
+            self._let_go(held.fetched)
+
+    def _undo(self, arrival: _Arrival, fetched: Fetched) -> None:
+        arrival.undo()
+        self._let_go(fetched)
+
+    def _let_go(self, fetched: Fetched, *, but: str = "") -> None:
+        if self._remote is not None:
+            self._remote.let_go(fetched, but=but)
 
     def __repr__(self) -> str:
         shown = self.snapshot()

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
+    from runtime.tiers.blocks import Blocks
+
 STEP: Final = 8 << 20
 """Bytes per read: large enough to stream, small enough to keep the loop responsive and cancellation quick."""
 
@@ -68,11 +70,14 @@ class Digest:
     sha256: str
 
 
-def hashing(source: int, target: int | None = None, *, most: int | None = None) -> Generator[None, None, Digest]:
+def hashing(
+    source: int, target: int | None = None, *, most: int | None = None, blocks: Blocks | None = None
+) -> Generator[None, None, Digest]:
     """Read a descriptor to its end in 8 MiB steps, hashing, and writing each step to `target` if there is one.
 
-    Yields after each step, so that the caller can stop. More than `most` bytes raise `CorruptWeights`; a failing
-    read raises `FetchFailed`, a failing write `DiskFull` or `FetchFailed`.
+    Yields after each step, so that the caller can stop. `blocks` gets what is read, for its checksums. More than
+    `most` bytes raise `CorruptWeights`; a failing read raises `FetchFailed`, a failing write `DiskFull` or
+    `FetchFailed`.
     """
     digest = hashlib.sha256()
     buffer = memoryview(mmap.mmap(-1, STEP))  # a bytearray would be zeroed under the GIL
@@ -87,6 +92,8 @@ def hashing(source: int, target: int | None = None, *, most: int | None = None) 
         if most is not None and position + count > most:
             raise CorruptWeights(f"the file holds more than its manifest's {most} bytes")
         digest.update(buffer[:count])
+        if blocks is not None:
+            blocks.feed(buffer[:count])
         if target is not None:
             _write(target, buffer[:count], position)
         position += count
