@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from actors.errors import CorruptWeights
 from runtime.tiers.blocks import Blocks
 from runtime.tiers.index import read_index_at
+from runtime.tiers.staging import locked
 from runtime.tiers.verify import unwritable
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class Landing:
             os.fchmod(self._partial.descriptor, _MODE)
             os.fsync(self._partial.descriptor)
             self._blobs.publish(self._partial.path, self._blob)
+            locked(self._partial.descriptor, shared=True)  # it is the blob now, which is held by shared locks
             self._partial.discard()
             self._found(self._blob, self._blocks)
         except OSError as error:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from runtime.tiers.sources import Address, Permits
 
 REDIRECTS: Final = 3
-_PIECE = 256 << 10
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
 _MOVED = frozenset({301, 302, 303, 307, 308})
 _OK, _PART, _UNAUTHORIZED, _FORBIDDEN, _GONE, _CHANGED, _BEYOND, _BUSY, _OURS = (
@@ -89,7 +88,7 @@ class WebClient:
                 if response.status_code not in _MOVED:
                     yield response
                     return
-                url = urljoin(url, response.headers.get("location", ""))
+                url = _joined(url, response.headers.get("location", ""))
                 await response.aclose()
             raise FetchFailed(f"the source redirects more than {REDIRECTS} times")
 
@@ -150,9 +149,9 @@ class WebClient:
         return Passing("the connection to the source broke")
 
     async def pieces(self, response: Any) -> AsyncIterator[memoryview]:
-        """The body as it arrives. Raises `Passing`."""
+        """The body as it arrives, so that a broken connection costs no byte that came. Raises `Passing`."""
         try:
-            async for piece in response.aiter_raw(_PIECE):
+            async for piece in response.aiter_raw():
                 yield memoryview(piece)
         except self._httpx.HTTPError as error:
             raise self._passing(error) from None
@@ -193,6 +192,13 @@ class WebOrigin:
 
     def __repr__(self) -> str:
         return "<WebOrigin>"
+
+
+def _joined(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise FetchFailed("the source leads to an address that cannot be read") from None
 
 
 def _size_told(response: Any, start: int, end: int | None) -> int | None:

@@ -128,9 +128,8 @@ class Remote:
     # -- one file ------------------------------------------------------------------------------------
 
     async def _bring(self, model: Model, row: FileRow, source: Source, fetched: Fetched, *, weights: bool) -> None:
-        refusal = self._permits.refusal(source)
-        if refusal:
-            raise FetchFailed(f"the source is not allowed: {refusal}")
+        if self._permits.refusal(source):  # the catalogue says which and why; this is for every client to read
+            raise FetchFailed("the source is not allowed by this server's configuration")
         local = await self._offload(self._locate, source)
         if local is not None:
             fetched.paths[row.path] = local
