@@ -110,7 +110,7 @@ class _translated:  # noqa: N801 -- reads as a verb where it is used
         match error:
             case e.PreconditionError() | e.NotModifiedError():
                 raise Replaced from None
-            case e.NotFoundError():
+            case e.NotFoundError() | FileNotFoundError():
                 raise FetchFailed("the store has no such object") from None
             case e.PermissionDeniedError() | e.UnauthenticatedError():
                 raise FetchFailed("the store refuses these credentials") from None
@@ -118,7 +118,7 @@ class _translated:  # noqa: N801 -- reads as a verb where it is used
                 raise RangeIgnored from None
             case e.GenericError() | e.JoinError():
                 raise Passing(_reason(str(error))) from None
-            case e.BaseError():
+            case e.BaseError() | NotImplementedError():
                 raise FetchFailed(f"the store cannot be read: {type(error).__name__}") from None
             case _:
                 return

@@ -56,7 +56,7 @@ class _Chunk:
 
 
 class Pull:
-    """One file of `size` bytes. `told` hears how many bytes are here, after each chunk."""
+    """One file of `size` bytes. `told` hears how many bytes are here: at the start, and after each chunk."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Pull:
         try:
             with anyio.fail_after(self._pace.total):
                 while not await self._offload(self._landing.recover):
-                    self._told(self._landing.done)
+                    pass
                 await self._fetch()
                 await self._offload(self._landing.finish)
         except TimeoutError:

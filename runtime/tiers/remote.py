@@ -130,7 +130,12 @@ class Remote:
     async def _bring(self, model: Model, row: FileRow, source: Source, fetched: Fetched, *, weights: bool) -> None:
         if self._permits.refusal(source):  # the catalogue says which and why; this is for every client to read
             raise FetchFailed("the source is not allowed by this server's configuration")
-        local = await self._offload(self._locate, source)
+        try:
+            local = await self._offload(self._locate, source)
+        except FetchFailed:
+            if weights and not fetched.far:
+                return  # they are on disk, so where they came from is not needed
+            raise
         if local is not None:
             fetched.paths[row.path] = local
             return

