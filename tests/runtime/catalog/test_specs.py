@@ -55,6 +55,10 @@ class Shelf:
         """Where it lies."""
         return self.path
 
+    def files_of(self, _model: Model) -> dict[str, Path]:
+        """Everything lies in the directory."""
+        return {}
+
 
 async def at_once(work: Callable[..., object], *args: object) -> object:
     """An `Offload` that is a direct call."""
