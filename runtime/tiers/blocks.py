@@ -12,6 +12,8 @@ from typing import Final, Self, TypeAlias
 from xxhash import xxh3_128
 
 Piece: TypeAlias = bytes | bytearray | memoryview
+BlockSum = xxh3_128
+"""A running checksum: `update` takes bytes and lets others run meanwhile, `digest` gives what a table holds."""
 
 BLOCK: Final = 4 << 20
 """Bytes of file per checksum."""
@@ -43,13 +45,13 @@ class BlockTable:
     def to_bytes(self) -> bytes:
         """The table as a file, with a checksum of its own at the end."""
         body = _MAGIC + self.size.to_bytes(8, "little") + self.sums
-        return body + xxh3_128(body).digest()
+        return body + BlockSum(body).digest()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self | None:
         """Read a table; None for anything that is not a whole one."""
         body, check = raw[:-WIDTH], raw[-WIDTH:]
-        if len(raw) < _HEAD + WIDTH or not body.startswith(_MAGIC) or xxh3_128(body).digest() != check:
+        if len(raw) < _HEAD + WIDTH or not body.startswith(_MAGIC) or BlockSum(body).digest() != check:
             return None
         size, sums = int.from_bytes(body[len(_MAGIC) : _HEAD], "little"), body[_HEAD:]
         return cls(size, sums) if len(sums) == -(-size // BLOCK) * WIDTH else None
@@ -60,7 +62,7 @@ class Blocks:
 
     def __init__(self) -> None:
         self._sums = bytearray()
-        self._running = xxh3_128()
+        self._running = BlockSum()
         self._size = 0
 
     def feed(self, piece: Piece) -> None:
@@ -87,7 +89,7 @@ class Blocks:
 
 def checksum(*views: Piece) -> bytes:
     """The checksum of bytes that are in memory, as if they were one; the interpreter is free for others meanwhile."""
-    running = xxh3_128()
+    running = BlockSum()
     for view in views:
         running.update(view)
     return running.digest()
