@@ -173,7 +173,8 @@ def test_every_dependency_that_is_installed_by_make_is_pinned_above_its_floor() 
     pins = dict(line.split("==") for line in lines)
     assert not [version for version in pins.values() if "+" in version or "*" in version]
     named = {canonicalize_name(name): version for name, version in pins.items()}
-    wanted = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["hf"]]
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted = [*PROJECT["project"]["dependencies"], *extras["hf"], *extras["remote"]]
     wanted += [line for group in PROJECT["dependency-groups"].values() for line in group]
     for requirement in map(Requirement, wanted):
         assert named[canonicalize_name(requirement.name)] in requirement.specifier, requirement
