@@ -40,6 +40,8 @@ class ModelRecord:
     manifest: Manifest
     fingerprint: str
     weights_bytes: int
+    elsewhere: bool = False
+    """Its weights are not in the directory; kept here, because the hit path's neighbours ask often."""
 
     @property
     def key(self) -> ModelKey:
@@ -64,6 +66,7 @@ def record_of(directory: Path, manifest: Manifest) -> ModelRecord:
         manifest=manifest,
         fingerprint=fingerprint_of(manifest),
         weights_bytes=manifest.weights_row.size,
+        elsewhere=manifest.source_of(manifest.weights_row) is not None,
     )
 
 

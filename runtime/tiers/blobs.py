@@ -126,7 +126,7 @@ class Blobs:
     @contextlib.contextmanager
     def room(self, size: int) -> Iterator[None]:
         """Reserve bytes of the quota while they come in. Raises `DiskFull`."""
-        listed = (*self._listed(), *self.partials.listed())
+        listed = (*self._staging.set_aside(), *self.partials.listed(), *self._listed())
         rows = [(path, status.st_size, status.st_mtime_ns) for path, status in listed]
         with self._lock:
             self._make_room(rows, size)
@@ -140,10 +140,10 @@ class Blobs:
     def _make_room(self, rows: list[tuple[Path, int, int]], size: int) -> None:
         """Unlink blobs that nobody holds, least recently used first, until `size` bytes fit into the quota."""
         used = sum(length for _, length, _ in rows) + self._coming
-        # What was not used since the start is older than all that was; among those, publishing time decides. Halves
-        # of downloads that nobody continues go first.
+        # What was not used since the start is older than all that was; among those, publishing time decides. What was
+        # set aside and halves of downloads that nobody continues go first.
         loose = sorted(
-            (-1 if self.partials.has(path) else self._uses.get(path, 0), at, path, length)
+            (self._uses.get(path, 0) if self._folder in path.parents else -1, at, path, length)
             for path, length, at in rows
             if path not in self._held
         )
@@ -155,9 +155,10 @@ class Blobs:
                 return
             if _unlink_unlocked(path):
                 self._uses.pop(path, None)
-                self._known.discard(path.name)
-                (self._tables / path.name).unlink(missing_ok=True)
                 self.partials.forget(path)
+                if self._folder in path.parents:
+                    self._known.discard(path.name)
+                    (self._tables / path.name).unlink(missing_ok=True)
                 used -= length
         if used + size > self._quota:
             raise DiskFull("the disk tier is full of weights that other processes use")

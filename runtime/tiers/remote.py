@@ -85,7 +85,7 @@ class Remote:
 
     def far(self, record: ModelRecord) -> bool:
         """Whether loading it needs the network; advice, without a look at any disk."""
-        return record.manifest.source_of(record.manifest.weights_row) is not None and not self._disk.present(record)
+        return record.elsewhere and not self._disk.present(record)
 
     def moved(self, key: ModelKey) -> float | None:
         """Loop seconds of a running fetch's last progress; None if there is none."""
@@ -141,8 +141,7 @@ class Remote:
             return
         checkpoint = weights and not row.path.endswith((".pth", ".pt"))
         async with self._landing(row, checkpoint=checkpoint) as landing:
-            while not await self._offload(landing.enter):
-                pass
+            await self._enter(model.key, landing)
             if landing.path is None:
                 await self._pull(model, row, source, landing)
             assert landing.path is not None
@@ -150,6 +149,17 @@ class Remote:
             fetched.paths[row.path] = landing.path
             fetched.held.append(landing.path)
             landing.path = None
+
+    async def _enter(self, key: ModelKey, landing: Landing) -> None:
+        """Wait for whoever else brings the same file; that counts as progress, for as long as a pull may take."""
+        try:
+            with anyio.fail_after(self._pace.total):
+                while not await self._offload(landing.enter):
+                    self._moved[key] = self._now()
+        except TimeoutError:
+            raise FetchFailed("another process fetches this file, and does not end") from None
+        finally:
+            self._moved.pop(key, None)
 
     @asynccontextmanager
     async def _landing(self, row: FileRow, *, checkpoint: bool) -> AsyncIterator[Landing]:

@@ -75,6 +75,12 @@ class Staging:
         with opened(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
             os.fsync(descriptor)
 
+    def set_aside(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Every damaged file that was set aside, with its status; any of them may be removed."""
+        for path in self._quarantine.iterdir():
+            with contextlib.suppress(OSError):
+                yield path, path.lstat()
+
     def quarantine(self, path: Path) -> None:
         """Set a damaged file of ours aside, for people to look at; one per name is kept."""
         with contextlib.suppress(OSError):

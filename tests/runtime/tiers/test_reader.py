@@ -257,3 +257,21 @@ def test_an_evicted_blob_takes_its_checksums_along(tmp_path: Path) -> None:
     second = store.admit(models[1])
     assert not first.exists()
     assert [path.name for path in (tmp_path / "cache" / "blocks").iterdir()] == [second.name]
+
+
+def test_what_was_set_aside_counts_and_leaves_first(tmp_path: Path) -> None:
+    """The quota holds for damaged files too; they make room before anything that can be served."""
+    models = [record(tmp_path / str(seed), seed=seed) for seed in range(3)]
+    size = models[0].weights_bytes
+    first = DiskStore(tmp_path / "cache", 3 * size).admit(models[0])
+    rot(first)
+    store = DiskStore(tmp_path / "cache", 3 * size)
+    kept = store.admit(models[0])
+    aside = tmp_path / "cache" / "quarantine" / first.name
+    assert aside.exists()
+    store.admit(models[1])
+    assert aside.exists()
+    store.admit(models[2])
+    assert not aside.exists()
+    assert kept.exists()
+    assert store.snapshot().used == 3 * size
