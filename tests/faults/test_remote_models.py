@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import time
+from http.client import HTTPException
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +19,7 @@ from tests.runtime.tiers import s3, web
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.e2e.live import Live
     from tests.runtime.tiers.s3 import Store
@@ -68,11 +73,16 @@ def assert_no_secrets(live: Live) -> None:
 
 
 def remote(live: Live, name: str, source: str, *, width: int = 3, seed: int = 0) -> bytes:
-    """Put a model there that is nothing but a manifest; gives its weights."""
-    elsewhere = shelf.put(live.log.parent / "elsewhere", name, width=width, seed=seed)
+    """Put a model into a running server's repository that is nothing but a manifest; gives its weights."""
+    return remote_at(live.log.parent, name, source, width=width, seed=seed)
+
+
+def remote_at(folder: Path, name: str, source: str, *, width: int = 100_000, seed: int = 0) -> bytes:
+    """The same, before the server runs."""
+    elsewhere = shelf.put(folder / "elsewhere", name, width=width, seed=seed)
     content = (elsewhere / shelf.WEIGHTS).read_bytes()
     manifest = (elsewhere / "foreload.yaml").read_text() + f"source: {json.dumps(source)}\n"
-    directory = live.log.parent / "models" / name
+    directory = folder / "models" / name
     directory.mkdir(parents=True)
     (directory / "foreload.yaml").write_text(manifest)
     return content
@@ -87,6 +97,49 @@ def metric(live: Live, name: str) -> float:
     """The sum of a metric's series."""
     page = live.get("/metrics").body.decode()
     return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(f"{name}{{"))
+
+
+@pytest.mark.parametrize("kind", ["web", "store"])
+def test_a_server_stops_in_the_middle_of_a_fetch(tmp_path: Path, kind: str) -> None:
+    """F74: exit code 0 in seconds, whoever holds the connection; the next start goes on from what was kept."""
+    with web.serving() as slow:
+        chunks = 8
+        content = remote_at(tmp_path, "big", "s3://shop/big" if kind == "store" else f"{slow.url}/shop/big")
+        slow.files[f"/shop/big/{shelf.WEIGHTS}"] = content
+        reached = Event()
+
+        def behave(exchange: Exchange) -> bool:
+            if exchange.start >= chunks << 16:
+                reached.set()
+                slow.done.wait(60)
+                return True
+            return False
+
+        slow.behave = behave
+        place = {"url": "s3://shop", "endpoint": slow.url, "auth": "anonymous"}
+        remote = {"hosts": ["127.0.0.1"], "stores": [place], "allow_http": True, "chunk": "64KiB", "parallel": 4}
+        with serving(tmp_path, remote=remote) as live:
+            live.until(lambda: live.status("/v2/models/big/ready") == 200, "admitted")
+            Thread(target=ask_and_forget, args=(live,), daemon=True).start()
+            live.until(reached.is_set, "in the middle")
+            began = time.monotonic()
+            live.signal(signal.SIGTERM)
+            assert live.wait() == 0, live.tail()
+            assert time.monotonic() - began < 15
+        kept = [path for path in (tmp_path / "cache" / "partial").iterdir() if path.suffix != ".journal"]
+        assert [path.stat().st_size for path in kept] == [len(content)]
+        assert not [path for path in (tmp_path / "cache" / "blobs").rglob("*") if path.is_file()]
+        slow.behave = lambda _: False
+        slow.asked.clear()
+        with serving(tmp_path, remote=remote) as live:
+            live.until(lambda: live.infer("big", rows(1, width=100_000)).status == 200, "served")
+            assert min(start for start, _ in slow.ranges) >= 4 << 16
+
+
+def ask_and_forget(live: Live) -> None:
+    """A client that may well be hung up on."""
+    with contextlib.suppress(OSError, HTTPException):
+        live.infer("big", rows(1, width=100_000))
 
 
 @pytest.mark.real
@@ -177,8 +230,6 @@ def test_a_slow_source_holds_nobody_up(live: Live, shop: Web) -> None:
     content = remote(live, "slow", f"{shop.url}/slow", width=100_000, seed=6)
     shelf.put(live.log.parent / "models", "local", seed=7)
     shop.files[f"/slow/{shelf.WEIGHTS}"] = content
-    from threading import Event, Thread
-
     free = Event()
 
     def behave(exchange: Exchange) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterator
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
@@ -101,7 +102,7 @@ class Web:
 
 
 @contextmanager
-def serving() -> Iterator[Web]:
+def serving(tls: ssl.SSLContext | None = None) -> Iterator[Web]:
     """Run one on a free port of this machine."""
     web = Web()
 
@@ -119,6 +120,8 @@ def serving() -> Iterator[Web]:
     server.daemon_threads = True
     server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that left is no fault
     web.port = server.server_address[1]
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
