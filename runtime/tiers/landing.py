@@ -60,6 +60,7 @@ class Landing:
         self._entering = self._enter()
         self._recovering: Generator[None, None, None] | None = None
         self._partial: Partial | None = None
+        self._unfinished: Partial | None = None
         self._sha256 = hashlib.sha256()
         self._blocks = Blocks()
         self.path: Path | None = None
@@ -100,8 +101,9 @@ class Landing:
     def _recover(self, partial: Partial) -> Generator[None, None, None]:
         for _ in partial.recover(self._digest):
             yield
+        self._unfinished = partial  # not before: what was not looked at yet is not to be given back
         # The file counts from the moment it has its size, so the reservation is only needed until then.
-        with self._blobs.room(self._row.size - os.fstat(partial.descriptor).st_size):
+        with self._blobs.room(self._row.size - partial.done):
             partial.allocate()
 
     def _digest(self, piece: memoryview) -> None:
@@ -130,12 +132,13 @@ class Landing:
         try:
             self._prove(self._partial)
         except CorruptWeights:
-            self._partial.discard()
+            self._partial.restart()
             raise
         try:
             os.fchmod(self._partial.descriptor, _MODE)
             os.fsync(self._partial.descriptor)
             self._blobs.publish(self._partial.path, self._blob)
+            self._unfinished = None  # others may map it from now on: nothing of ours touches it any more
             locked(self._partial.descriptor, shared=True)  # it is the blob now, which is held by shared locks
             self._partial.discard()
             self._found(self._blob, self._blocks)
@@ -159,6 +162,8 @@ class Landing:
         self._entering.close()
         if self._recovering is not None:
             self._recovering.close()
+        if self._unfinished is not None:
+            self._unfinished.leave()
         self._stack.close()
 
     def __repr__(self) -> str:

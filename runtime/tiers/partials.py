@@ -1,7 +1,8 @@
 """Downloads that are not whole yet, kept over a crash so that they can go on where they stopped.
 
-A partial is a file of its final size and a journal: one line per chunk that was written, with its checksum. Chunks are
-written in order, so what the journal proves is always the beginning of the file. Nothing here is ever served.
+A partial is a file, of its final size while it grows, and a journal: one line per chunk that was written, with its
+checksum. Chunks are written in order, so what the journal proves is always the beginning of the file. Nothing here is
+ever served.
 """
 
 from __future__ import annotations
@@ -98,19 +99,20 @@ class Partial:
 
     def recover(self, take: Callable[[memoryview], None]) -> Iterator[int]:
         """Read again what a former life wrote, as far as it is sound, giving it to `take`; yields after each chunk."""
-        length, kept = 0, 0
-        if os.fstat(self.descriptor).st_size == self.size:
-            for line, length in self._lines():
-                if line.end <= self.done or line.end > self.size or (self.tag and line.tag != self.tag):
-                    break
-                buffer = memoryview(mmap.mmap(-1, line.end - self.done))
-                if os.preadv(self.descriptor, [buffer], self.done) != len(buffer) or checksum(buffer).hex() != line.sum:
-                    break
-                for start in range(0, len(buffer), _STEP):
-                    take(buffer[start : start + _STEP])
-                self.done, self.tag, kept = line.end, line.tag, length
-                yield self.done
+        kept = 0
+        there = min(os.fstat(self.descriptor).st_size, self.size)
+        for line, length in self._lines():
+            if not self.done < line.end <= there or (self.tag and line.tag != self.tag):
+                break
+            buffer = memoryview(mmap.mmap(-1, line.end - self.done))
+            if os.preadv(self.descriptor, [buffer], self.done) != len(buffer) or checksum(buffer).hex() != line.sum:
+                break
+            for start in range(0, len(buffer), _STEP):
+                take(buffer[start : start + _STEP])
+            self.done, self.tag, kept = line.end, line.tag, length
+            yield self.done
         os.ftruncate(self._journal, kept)
+        os.ftruncate(self.descriptor, self.done)
 
     def _lines(self) -> Iterator[tuple[_Line, int]]:
         raw = os.pread(self._journal, _JOURNAL_CAP, 0)
@@ -146,6 +148,13 @@ class Partial:
         """Forget what was written: the source is not the one it came from."""
         os.ftruncate(self._journal, 0)
         self.done, self.tag = 0, ""
+
+    def leave(self) -> None:
+        """Give back the room for what did not come, and all of it if nothing did."""
+        if self.done:
+            os.ftruncate(self.descriptor, self.done)
+        else:
+            self.discard()
 
     def discard(self) -> None:
         """Remove it; whoever comes next begins anew."""

@@ -10,6 +10,7 @@ import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     import ssl
@@ -83,7 +84,7 @@ class Web:
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         """Answer one request."""
-        path = handler.path.partition("?")[0]
+        path = unquote(handler.path.partition("?")[0])  # some stores write a slash as %2F
         found = _RANGE.fullmatch(handler.headers.get("Range", ""))
         content = self.files.get(path, b"")
         start = int(found[1]) if found else 0
