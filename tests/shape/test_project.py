@@ -25,6 +25,8 @@ from runtime.cli import app, main
 from runtime.config.load import load
 from runtime.demo.weights import MODELS
 from runtime.http.app import create_app
+from runtime.remoting import permits_of
+from runtime.tiers.remote import refusals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,6 +118,16 @@ def test_the_readmes_manifest_and_configuration_are_valid(tmp_path: Path) -> Non
     file = tmp_path / "foreload.yaml"
     file.write_text(configuration, encoding="utf-8")
     assert load(file, {}).policy.name == "lru_ttl"
+
+
+def test_the_readmes_remote_model_is_valid_and_permitted_by_its_configuration(tmp_path: Path) -> None:
+    """The two blocks of the section on weights from elsewhere go together."""
+    manifest = next(parse_manifest(text) for text in blocks("yml") if "\nsource:" in text)
+    file = tmp_path / "foreload.yaml"
+    file.write_text(next(text for text in blocks("yml") if text.startswith("remote:")), encoding="utf-8")
+    environ = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    assert len(manifest.sources) == 2
+    assert refusals(permits_of(load(file, {}).remote, environ))(manifest.sources) == ""
 
 
 def test_the_readmes_curl_lines_ask_for_paths_that_exist() -> None:
