@@ -121,9 +121,9 @@ class Partial:
             position += len(row)
             try:
                 line = _Line(**json.loads(row))
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 return
-            if not row.endswith(b"\n") or not isinstance(line.end, int):
+            if not row.endswith(b"\n") or not isinstance(line.end, int) or not isinstance(line.tag, str):
                 return
             yield line, position
 
