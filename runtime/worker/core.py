@@ -23,6 +23,7 @@ from runtime.worker.faults import load_error
 from runtime.worker.mount import Cancelled, Mount, Steps
 from runtime.worker.runner import Runner, Served, Submission
 from runtime.worker.shelf import Shelf
+from runtime.worker.skeleton_store import store_at
 from runtime.workers.heap import give_back
 
 if TYPE_CHECKING:
@@ -77,10 +78,12 @@ class Core:
         threads: int = 1,
         pinned: int = 0,
         preprocess: PreprocessLimits | None = None,
+        skeletons: str = "",
     ) -> None:
         """`device` is `cpu:0` or `cuda:1`; `allow` names modules that builders may call; `threads` per forward.
 
         `pinned` bytes of page-locked memory serve uploads to a GPU; `preprocess` limits inputs that come as files.
+        `skeletons` is the folder in which skeletons outlive this process; empty for none.
         """
         torch.set_num_threads(threads)
         # Not `cpu:0`: torch takes that for another device than `cpu`, and would copy each input to reach it.
@@ -90,6 +93,7 @@ class Core:
         self._mounts: dict[str, Mount] = {}
         self._served: dict[str, Served] = {}
         self._shelf = Shelf()
+        self._store = store_at(skeletons, allow)
         self._flights: WeakValueDictionary[str, _Flight] = WeakValueDictionary()
         self._books = threading.RLock()  # over the four above; held for pointer moves only
         self._turn = threading.Lock()  # one batch, or one build that changes process-wide torch settings
@@ -135,8 +139,13 @@ class Core:
             if mount is not None:
                 mount.failed = True
             self._unclaim(mount, reused=reused)
+            if self._store is not None:
+                self._store.drop(spec)  # the next attempt builds
             return load_error(fault, spec.key)
         self._admit(served)
+        draft, mount.draft = mount.draft, None
+        if draft is not None and self._store is not None:
+            self._store.keep(draft, warm=mount.warm, writes=mount.writes)
         return Loaded(served.resident, tuple(steps.taken), reused or mount.spared)
 
     def _mounted(self, spec: LoadSpec, steps: Steps) -> Mount:
@@ -150,6 +159,9 @@ class Core:
 
         with self._books:
             spare = self._shelf.take(spec.fingerprint)
+        if spare is None and self._store is not None:
+            with steps("restore"):
+                spare = self._store.take(spec)
         try:
             mount = Mount(spec, factory, steps, self._cuda, spare)
         except Cancelled:
@@ -157,6 +169,8 @@ class Core:
                 with self._books:
                     self._shelf.put(spec.fingerprint, spare)
             raise
+        if spare is None and self._store is not None:
+            mount.draft = self._store.draft(spec, mount.skeleton)
         mount.users = 1
         with self._books:
             self._mounts[spec.fingerprint] = mount

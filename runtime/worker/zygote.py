@@ -1,0 +1,236 @@
+"""The zygote process: imports what workers need, then makes workers by copying itself.
+
+Belongs here: imports, fork, reaping. Never: models, operators' modules, threads, OpenMP, CUDA. Whatever ran here ran
+in every worker that is copied from it, and a lock or a pool that exists at a fork is broken in the copy.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from contextlib import contextmanager, suppress
+from ctypes import CDLL, c_char_p, c_int
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from runtime.worker.main import EXIT_BROKEN, die_with, serve
+from runtime.workers.births import (
+    BrokenPacket,
+    Bury,
+    Ended,
+    Fork,
+    Forked,
+    NotForked,
+    Prepare,
+    Standing,
+    Unfit,
+    ZygoteSetup,
+    orders,
+    receive,
+    send,
+)
+from runtime.workers.device_loop import report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import NoReturn
+
+    from runtime.workers.channel import WorkerSetup
+
+_PR_SET_NAME = 15
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+def unfit() -> str:
+    """Why no copy may be made of this process; empty if one may."""
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - a count
+    if threads != 1:
+        return f"{threads} threads run in it"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "CUDA was initialised in it"
+    return ""
+
+
+@contextmanager
+def no_blas_threads() -> Iterator[None]:
+    """Keep OpenBLAS (numpy's, scipy's) from starting its threads while it is imported; for good, in copies too."""
+    before = os.environ.get(_BLAS_THREADS)
+    os.environ[_BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_BLAS_THREADS]
+        else:
+            os.environ[_BLAS_THREADS] = before
+
+
+def import_kinds(kinds: Sequence[str]) -> None:
+    """Import `transformers` with these model types. What can't be imported is left to the worker, who says why."""
+    builders = importlib.import_module("runtime.worker.builders")
+    for kind in kinds:
+        try:
+            builders.import_kind(kind)
+        except Exception as error:  # noqa: BLE001 - third-party imports may raise anything
+            report("zygote_import_failed", error, kind=kind)
+
+
+class Zygote:
+    """Serves orders on one thread, until the front is gone."""
+
+    def __init__(self, front: socket.socket) -> None:
+        self._front = front
+        self._workers: dict[int, int] = {}  # pidfd -> pid; an ended one is kept, unwatched, until it is buried
+        self._poll = select.poll()
+        self._poll.register(front, select.POLLIN)
+
+    def stand(self, setup: ZygoteSetup) -> bool:
+        """Import everything and say whether copies can be made."""
+        try:
+            with no_blas_threads():
+                importlib.import_module(setup.core.partition(":")[0])
+                import_kinds(setup.kinds)
+            why = unfit()
+        except Exception as error:  # noqa: BLE001 - the front must hear of it, whatever it is
+            report("zygote_failed", error)
+            why = f"{type(error).__name__} while importing"
+        settle()
+        send(self._front, Unfit(why) if why else Standing())
+        return not why
+
+    def serve(self) -> None:
+        """Take orders and watch workers."""
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd != self._front.fileno():
+                    self._ended(fd)
+                elif not self._take():
+                    return
+
+    def _take(self) -> bool:
+        received = receive(self._front, orders)
+        if received is None:
+            return False
+        order, fds = received
+        match order:
+            case Fork():
+                self._fork(order, fds)
+            case Prepare(kinds):
+                with no_blas_threads():
+                    import_kinds(kinds)
+                settle()
+                if why := unfit():
+                    send(self._front, Unfit(why))
+            case Bury(pid):
+                self._bury(pid)
+        return True
+
+    def _fork(self, order: Fork, fds: list[int]) -> None:
+        zygote = os.getpid()
+        try:
+            if why := unfit():
+                send(self._front, Unfit(why))
+            elif pid := self._forked():
+                pidfd = os.pidfd_open(pid)
+                self._workers[pidfd] = pid
+                self._poll.register(pidfd, select.POLLIN)
+                send(self._front, Forked(order.id, pid), (pidfd,))
+                return
+            else:
+                self._become(order.setup, zygote, fds)
+        except OSError as error:
+            why = os.strerror(error.errno or 0)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        send(self._front, NotForked(order.id, why))
+
+    @staticmethod
+    def _forked() -> int:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return os.fork()
+
+    def _become(self, setup: WorkerSetup, zygote: int, fds: list[int]) -> NoReturn:
+        """Be a worker from here on: in a session of its own, and with nothing of the zygote's but its imports."""
+        try:
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._front.close()
+            for pidfd in self._workers:
+                os.close(pidfd)
+            _name(f"worker {setup.device}")
+            _diverge()
+            memory, bell, control = fds
+            serve(msgspec.structs.replace(setup, parent=zygote, memory_fd=memory, bell_fd=bell, control_fd=control))
+        finally:
+            os._exit(EXIT_BROKEN)
+
+    def _ended(self, pidfd: int) -> None:
+        """Say how a worker ended, after ending what is left of its group; its number stays taken until it is buried."""
+        self._poll.unregister(pidfd)
+        found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+        pid = self._workers[pidfd]
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        code = 0 if found is None else found.si_status
+        exited = found is not None and found.si_code == os.CLD_EXITED
+        send(self._front, Ended(pid, code if exited else -code))
+
+    def _bury(self, pid: int) -> None:
+        for pidfd in [fd for fd, held in self._workers.items() if held == pid]:
+            del self._workers[pidfd]
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+            os.close(pidfd)
+
+
+def settle() -> None:
+    """Collect what imports left and keep the collector away from the rest: it would write to every page of it."""
+    gc.collect()
+    gc.freeze()
+
+
+def _name(name: str) -> None:
+    """What process lists show; the command line stays the zygote's."""
+    prctl = CDLL(None).prctl
+    prctl.argtypes = (c_int, c_char_p)
+    prctl(_PR_SET_NAME, name.encode())
+
+
+def _diverge() -> None:
+    """Give the copy random numbers of its own; Python's `random` sees to itself, and torch's seed is fixed anyway."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def main() -> NoReturn:
+    """Entry of `python -m runtime.worker.zygote '<ZygoteSetup as JSON>'`."""
+    # The front decides when it ends; a service manager's SIGTERM for all is the front's and the workers' business.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    setup = msgspec.json.decode(sys.argv[1], type=ZygoteSetup)
+    die_with(setup.parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _name("zygote")
+    code = 0
+    try:
+        zygote = Zygote(socket.socket(fileno=setup.orders_fd))
+        if zygote.stand(setup):
+            zygote.serve()
+    except (BrokenPacket, OSError) as error:
+        report("zygote_broken", error)
+        code = EXIT_BROKEN
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
