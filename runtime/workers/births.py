@@ -23,6 +23,7 @@ LIMIT = 128 << 10
 """Bytes of one packet; below what a socket buffer takes by default."""
 FORK_FDS = 3
 """Ring memory, bell and control socket of a worker."""
+_FD = array("i").itemsize
 
 
 class BrokenPacket(Exception):
@@ -111,10 +112,12 @@ def receive(sock: socket.socket, decoder: msgspec.msgpack.Decoder[M]) -> tuple[M
     Raises `BrokenPacket` (descriptors are closed then), and `OSError` such as `BlockingIOError`.
     """
     try:
-        packet, fds, flags, _ = socket.recv_fds(sock, LIMIT, FORK_FDS, socket.MSG_CMSG_CLOEXEC)
+        # Not by `socket.recv_fds`: it drops the flag, and every process that a worker starts would inherit them.
+        packet, ancillary, flags, _ = sock.recvmsg(LIMIT, socket.CMSG_SPACE(FORK_FDS * _FD), socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
         return None
-    if not packet:
+    fds = _descriptors(ancillary)
+    if not packet and not fds:
         return None
     try:
         return _checked(packet, fds, flags, decoder), fds
@@ -122,6 +125,14 @@ def receive(sock: socket.socket, decoder: msgspec.msgpack.Decoder[M]) -> tuple[M
         for fd in fds:
             os.close(fd)
         raise BrokenPacket(str(error)) from error
+
+
+def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    found = array("i")
+    for level, kind, raw in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(raw[: len(raw) - len(raw) % _FD])
+    return found.tolist()
 
 
 def _checked(packet: bytes, fds: Sequence[int], flags: int, decoder: msgspec.msgpack.Decoder[M]) -> M:

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from runtime.workers.start import Descriptors
 
 MODULE = "runtime.worker.zygote"
-_TOLD_SOON = 0.5
-"""Seconds that a zygote may take to say how a worker ended, after the kernel said that it did."""
+_TOLD_SOON = 0.4
+"""Seconds that a zygote may take to say how a worker ended, after the kernel said that it did; within `life`'s 0.5."""
 _FORKED_SOON = 30.0
 """Seconds that a standing zygote may take for one fork; behind an import it can be some, on a busy machine many."""
 
@@ -116,7 +116,7 @@ class Forkling:
 
 
 class Zygote:
-    """One zygote process. `gone` says in words that, and how, it ended; empty while it runs.
+    """One zygote process. `gone` says in words that, and how, it ended; empty while it runs. `unfit`: it never will do.
 
     `standing` becomes None when copies can be made, or the reason why none can. Raises `OSError` if it can't start.
     """
@@ -128,6 +128,7 @@ class Zygote:
         self._pending: dict[int, asyncio.Future[Forkling]] = {}
         self._workers: dict[int, Forkling] = {}
         self.retired = False
+        self.unfit = ""
         self.gone = ""
         self.standing: asyncio.Future[str | None] = self._loop.create_future()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -231,6 +232,7 @@ class Zygote:
                 if self.standing.done():
                     self.retire(reason, unfit=True)
                 else:
+                    self.unfit = reason
                     self.standing.set_result(reason)
             case Forked(number, pid):
                 worker = self._workers[pid] = Forkling(self, pid, fds[0])

@@ -109,9 +109,9 @@ class Zygotes:
             if not done:
                 zygote.retire(f"it did not stand within {self._start_timeout:g} s")
             elif (reason := zygote.standing.result()) is not None:
-                if not zygote.gone:
+                if zygote.unfit:
                     self._impossible = f"no zygote is possible here: {reason}"
-                    zygote.retire(self._impossible)
+                    self._notify(self._impossible)
                 raise NotStarted(reason)
             if zygote.retired:
                 raise NotStarted(zygote.gone or "its zygote was given up")

@@ -1,0 +1,39 @@
+"""A core that draws random numbers; importing it replaces what a zygote would import for `transformers` models."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tests.runtime.workers.fake_core import FakeCore, say
+
+if TYPE_CHECKING:
+    from actors.errors import ForeloadError
+    from runtime.workers.port import Answer
+    from tests.runtime.workers.fake_core import Submission
+
+
+class Drawing(FakeCore):
+    """Answers `draw` with one number of each generator that a copy could share with its parent."""
+
+    def answer(self, word: bytes, rest: bytes, call: Submission) -> Answer | ForeloadError:
+        if word == b"draw":
+            return say(json.dumps([random.random(), np.random.random()]).encode())  # noqa: NPY002
+        return super().answer(word, rest, call)
+
+
+def import_kind(kind: str) -> None:
+    """Do what a careless library does."""
+    if "thread" in kind:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+stand_in = ModuleType("runtime.worker.builders")
+stand_in.import_kind = import_kind  # type: ignore[attr-defined]
+sys.modules["runtime.worker.builders"] = stand_in
