@@ -23,6 +23,7 @@ from runtime.worker.faults import load_error
 from runtime.worker.mount import Cancelled, Mount, Steps
 from runtime.worker.runner import Runner, Served, Submission
 from runtime.worker.shelf import Shelf
+from runtime.worker.skeleton import rehearse
 from runtime.worker.skeleton_store import store_at
 from runtime.workers.heap import give_back
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from runtime.workers.pipelines import Prepared, PreprocessLimits
     from runtime.workers.port import Answer, Laid, LoadSpec
 
-__all__ = ["Cancelled", "Core", "Evicted", "Loaded", "Resident", "Submission"]
+__all__ = ["Cancelled", "Core", "Evicted", "Loaded", "Resident", "Submission", "rehearse"]
 
 
 class Loaded(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ from runtime.workers.device_loop import report
 if TYPE_CHECKING:
     from torch import nn
 
+    from runtime.worker.skeleton import Cell
     from runtime.workers.port import LoadSpec
 
 FORMAT = 1
@@ -55,7 +56,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    module: bytes
+    skeleton: bytes
     sources: tuple[Source, ...]
     warm: bool
     writes: bool
@@ -65,7 +66,7 @@ class Draft(NamedTuple):
     """A pickled skeleton that is not kept yet: how its first forward goes is not known."""
 
     name: str
-    module: bytes
+    skeleton: bytes
     sources: tuple[Source, ...]
 
 
@@ -97,8 +98,7 @@ class SkeletonStore:
         if any(_source(Path(one.path)) != one for one in entry.sources):
             return None  # another edition of its code: the next one to be built replaces it
         try:
-            module: nn.Module = pickle.loads(entry.module)  # noqa: S301 - written by us, as its digest proves
-            skeleton = Skeleton(lambda: module)
+            skeleton: Skeleton = pickle.loads(entry.skeleton)  # noqa: S301 - written by us, as its digest proves
         except Exception:  # noqa: BLE001 - unpickling runs constructors, which may raise anything
             self.drop(spec)
             return None
@@ -119,16 +119,15 @@ class SkeletonStore:
         if sources is None:
             return None
         try:
-            raw = pickle.dumps(skeleton.module, protocol=pickle.HIGHEST_PROTOCOL)
-            again: nn.Module = pickle.loads(raw)  # noqa: S301 - of the line above
-            same = len(raw) <= LARGEST // 2 and _alike(skeleton, Skeleton(lambda: again))
+            raw = pickle.dumps(skeleton, protocol=pickle.HIGHEST_PROTOCOL)
+            same = len(raw) <= LARGEST // 2 and _alike(skeleton, pickle.loads(raw))  # noqa: S301 - of the line above
         except Exception:  # noqa: BLE001 - lambdas, open files, C objects: many modules can't be pickled
             return None
         return Draft(self._name(spec), raw, sources) if same else None
 
     def keep(self, draft: Draft, *, warm: bool, writes: bool) -> None:
         """Write it. `warm`: a forward ran; `writes`: it wrote to its weights."""
-        raw = msgspec.msgpack.encode(_Entry(draft.module, draft.sources, warm, writes))
+        raw = msgspec.msgpack.encode(_Entry(draft.skeleton, draft.sources, warm, writes))
         part = self._folder / f".{secrets.token_hex(8)}.part"
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -165,7 +164,7 @@ class SkeletonStore:
 
     def _sources(self, module: nn.Module) -> tuple[Source, ...] | None:
         """The files that its classes, and all modules allowed here, came of; None if one may be newer than its code."""
-        names = {type(one).__module__ for one in module.modules()}
+        names = {type(one).__module__ for one in module.modules()} | {Skeleton.__module__}
         names |= {name for name in sys.modules if self._allows(name)}
         found: list[Source] = []
         for name in sorted(names):
@@ -291,18 +290,28 @@ def _shares(skeleton: Skeleton) -> bool:
 
 def _alike(one: Skeleton, two: Skeleton) -> bool:
     """Whether what came out of a pickle has the same tensors, in the same places, and the same attributes."""
-    if len(one.cells) != len(two.cells):
+    fresh = Skeleton(lambda: two.module)  # what is really there, whatever the pickled books say
+    return (
+        len(one.cells) == len(two.cells)
+        and all(_same(mine, other) for mine, other in zip(one.cells, two.cells, strict=True))
+        and [_places(cell) for cell in fresh.cells] == [_places(cell) for cell in two.cells]
+        and all(
+            type(mine) is type(other) and mine.__dict__.keys() == other.__dict__.keys()
+            for mine, other in zip(one.module.modules(), two.module.modules(), strict=True)
+        )
+    )
+
+
+def _places(cell: Cell) -> list[tuple[int, object]]:
+    return [(id(store), key) for store, key in cell.places if store[key] is cell.like]
+
+
+def _same(mine: Cell, other: Cell) -> bool:
+    """Two cells of equal names and kind, in as many places, with equal values if they have any."""
+    if (mine.names, mine.parameter, mine.persistent) != (other.names, other.parameter, other.persistent):
         return False
-    for mine, other in zip(one.cells, two.cells, strict=True):
-        if (mine.names, mine.parameter, mine.persistent, len(mine.places)) != (
-            (other.names, other.parameter, other.persistent, len(other.places))
-        ):
-            return False
-        if (mine.like.shape, mine.like.dtype, mine.like.device) != (
-            (other.like.shape, other.like.dtype, other.like.device)
-        ):
-            return False
-        if not mine.like.is_meta and not torch.equal(mine.like, other.like):
-            return False
-    pairs = zip(one.module.modules(), two.module.modules(), strict=True)
-    return all(type(mine) is type(other) and mine.__dict__.keys() == other.__dict__.keys() for mine, other in pairs)
+    if len(mine.places) != len(_places(other)):
+        return False
+    if (mine.like.shape, mine.like.dtype, mine.like.device) != (other.like.shape, other.like.dtype, other.like.device):
+        return False
+    return mine.like.is_meta or torch.equal(mine.like, other.like)

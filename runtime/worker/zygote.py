@@ -40,6 +40,7 @@ from runtime.workers.device_loop import report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from types import ModuleType
     from typing import NoReturn
 
     from runtime.workers.channel import WorkerSetup
@@ -73,6 +74,14 @@ def no_blas_threads() -> Iterator[None]:
             os.environ[_BLAS_THREADS] = before
 
 
+def rehearse(core: ModuleType | None) -> None:
+    """Let a core's module import what it would import with its first model, if it offers that."""
+    try:
+        getattr(core, "rehearse", lambda: None)()
+    except Exception as error:  # noqa: BLE001 - the worker will meet it again, and say so to whoever waits
+        report("zygote_rehearsal_failed", error)
+
+
 def import_kinds(kinds: Sequence[str]) -> None:
     """Import `transformers` with these model types. What can't be imported is left to the worker, who says why."""
     builders = importlib.import_module("runtime.worker.builders")
@@ -88,6 +97,7 @@ class Zygote:
 
     def __init__(self, front: socket.socket) -> None:
         self._front = front
+        self._core: ModuleType | None = None
         self._workers: dict[int, int] = {}  # pidfd -> pid; an ended one is kept, unwatched, until it is buried
         self._poll = select.poll()
         self._poll.register(front, select.POLLIN)
@@ -96,7 +106,7 @@ class Zygote:
         """Import everything and say whether copies can be made."""
         try:
             with no_blas_threads():
-                importlib.import_module(setup.core.partition(":")[0])
+                self._core = importlib.import_module(setup.core.partition(":")[0])
                 import_kinds(setup.kinds)
             why = unfit()
         except Exception as error:  # noqa: BLE001 - the front must hear of it, whatever it is
@@ -125,6 +135,7 @@ class Zygote:
                 self._fork(order, fds)
             case Prepare(kinds):
                 with no_blas_threads():
+                    rehearse(self._core)
                     import_kinds(kinds)
                 settle()
                 if why := unfit():
@@ -207,9 +218,9 @@ def _name(name: str) -> None:
 
 def _diverge() -> None:
     """Give the copy random numbers of its own; Python's `random` sees to itself, and torch's seed is fixed anyway."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    generators = sys.modules.get("numpy.random")
+    if generators is not None:
+        generators.seed()
 
 
 def main() -> NoReturn:

@@ -47,7 +47,7 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """Import what `transformers` models of these types need. Not answered, unless by `Unfit`."""
+    """Import what a first build imports, and `transformers` models of these types. Not answered, unless by `Unfit`."""
 
     kinds: tuple[str, ...]
 

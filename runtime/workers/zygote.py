@@ -127,6 +127,7 @@ class Zygote:
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Forkling]] = {}
         self._workers: dict[int, Forkling] = {}
+        self.prepared = False
         self.retired = False
         self.unfit = ""
         self.gone = ""
@@ -177,7 +178,8 @@ class Zygote:
             self._end_if_idle()
 
     def prepare(self, kinds: tuple[str, ...]) -> None:
-        """Import what `transformers` models of these types need, beside what its workers do."""
+        """Import what building needs, and `transformers` models of these types, beside what its workers do."""
+        self.prepared = True
         with suppress(OSError):
             self._send(Prepare(kinds))
 

@@ -86,14 +86,18 @@ class Zygotes:
 
     def expect(self, builder: BuilderSpec) -> None:
         """See `Starter.expect`: have a library imported by now that the next worker would have to import."""
+        new = self._new_kind(builder)
+        self._kinds += new
+        zygote = self._current
+        if self._prepares and zygote is not None and not zygote.retired and (new or not zygote.prepared):
+            # Only now, after the first load: beside it, these imports would have made somebody wait.
+            zygote.prepare(tuple(new))
+
+    def _new_kind(self, builder: BuilderSpec) -> list[str]:
         kind = builder.config.get("model_type")
         if builder.kind != "transformers" or not isinstance(kind, str) or not _KIND.fullmatch(kind):
-            return
-        if not self._prepares or kind in self._kinds or len(self._kinds) >= _MOST_KINDS:
-            return
-        self._kinds.append(kind)
-        if self._current is not None and not self._current.retired:
-            self._current.prepare((kind,))
+            return []
+        return [] if not self._prepares or kind in self._kinds or len(self._kinds) >= _MOST_KINDS else [kind]
 
     async def _standing(self) -> Zygote:
         """The zygote, started if there is none. Raises `OSError`."""

@@ -313,6 +313,18 @@ async def test_only_names_of_model_types_reach_a_zygote(kind: object) -> None:
         assert starter._kinds == []
 
 
+async def test_a_zygote_rehearses_after_the_first_load_and_only_once() -> None:
+    """Beside a load it would slow somebody down; the workers after that find the imports done."""
+    async with process_worker(start="zygote", core=f"{CORES}:Drawing") as rig:
+        for name in ("a", "b"):
+            await rig.worker.load(rig.model(name))
+        assert json.loads((await rig.worker.infer(Call("a@1", b"rehearsed"))).body) == []
+        os.kill(rig.worker.pid, signal.SIGKILL)
+        await lives(rig, 2)
+        await rig.worker.load(rig.model("a"))
+        assert json.loads((await rig.worker.infer(Call("a@1", b"rehearsed"))).body) == [rig.worker._starter.pid]
+
+
 # -- what it costs -------------------------------------------------------------------------------------
 
 

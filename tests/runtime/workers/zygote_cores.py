@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import threading
@@ -10,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.random  # now, so that a copy could share its state
 
 from tests.runtime.workers.fake_core import FakeCore, say
 
@@ -19,12 +21,23 @@ if TYPE_CHECKING:
     from tests.runtime.workers.fake_core import Submission
 
 
+REHEARSED: list[int] = []
+"""Process ids in which `rehearse` ran."""
+
+
+def rehearse() -> None:
+    """What a zygote calls once a first model was loaded."""
+    REHEARSED.append(os.getpid())
+
+
 class Drawing(FakeCore):
-    """Answers `draw` with one number of each generator that a copy could share with its parent."""
+    """Answers `draw` with one number of each generator that a copy could share with its parent; `rehearsed`: where."""
 
     def answer(self, word: bytes, rest: bytes, call: Submission) -> Answer | ForeloadError:
         if word == b"draw":
             return say(json.dumps([random.random(), np.random.random()]).encode())  # noqa: NPY002
+        if word == b"rehearsed":
+            return say(json.dumps(REHEARSED).encode())
         return super().answer(word, rest, call)
 
 
