@@ -14,6 +14,9 @@ import select
 import signal
 import socket
 import sys
+import threading
+import time
+from collections import deque
 from contextlib import contextmanager, suppress
 from ctypes import CDLL, c_char_p, c_int
 from typing import TYPE_CHECKING
@@ -46,14 +49,18 @@ if TYPE_CHECKING:
     from runtime.workers.channel import WorkerSetup
 
 _PR_SET_NAME = 15
+_THREAD_ENDS = 1.0
+"""Seconds from the last line of a thread to its end in the kernel's books, at most."""
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
-def unfit() -> str:
-    """Why no copy may be made of this process; empty if one may."""
-    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - a count
-    if threads != 1:
-        return f"{threads} threads run in it"
+def unfit(patience: float = 0.0) -> str:
+    """Why no copy may be made of this process; empty if one may. A thread that is ending gets `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while (threads := len(os.listdir("/proc/self/task"))) != 1:  # noqa: PTH208 - a count
+        if time.monotonic() >= deadline:
+            return f"{threads} threads run in it"
+        time.sleep(0.001)
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "CUDA was initialised in it"
@@ -93,14 +100,19 @@ def import_kinds(kinds: Sequence[str]) -> None:
 
 
 class Zygote:
-    """Serves orders on one thread, until the front is gone."""
+    """Serves orders until the front is gone; one thread but for imports, none but one when it forks."""
 
     def __init__(self, front: socket.socket) -> None:
         self._front = front
         self._core: ModuleType | None = None
+        self._kinds: deque[tuple[str, ...]] = deque()
+        self._importing: threading.Thread | None = None
+        self._imported = os.eventfd(0, os.EFD_CLOEXEC)
+        self._held_up: deque[tuple[Fork, list[int]]] = deque()
         self._workers: dict[int, int] = {}  # pidfd -> pid; an ended one is kept, unwatched, until it is buried
         self._poll = select.poll()
         self._poll.register(front, select.POLLIN)
+        self._poll.register(self._imported, select.POLLIN)
 
     def stand(self, setup: ZygoteSetup) -> bool:
         """Import everything and say whether copies can be made."""
@@ -120,7 +132,9 @@ class Zygote:
         """Take orders and watch workers."""
         while True:
             for fd, _ in self._poll.poll():
-                if fd != self._front.fileno():
+                if fd == self._imported:
+                    self._prepared()
+                elif fd != self._front.fileno():
                     self._ended(fd)
                 elif not self._take():
                     return
@@ -132,17 +146,43 @@ class Zygote:
         order, fds = received
         match order:
             case Fork():
-                self._fork(order, fds)
+                self._held_up.append((order, fds))
+                self._catch_up()
             case Prepare(kinds):
-                with no_blas_threads():
-                    rehearse(self._core)
-                    import_kinds(kinds)
-                settle()
-                if why := unfit():
-                    send(self._front, Unfit(why))
+                self._kinds.append(kinds)
+                self._catch_up()
             case Bury(pid):
                 self._bury(pid)
         return True
+
+    def _catch_up(self) -> None:
+        """Fork what waits, or else import what waits; never both at once."""
+        if self._importing is not None:
+            return
+        while self._held_up:
+            self._fork(*self._held_up.popleft())
+        if self._kinds:
+            # On a thread, so that the end of a worker is told meanwhile; it is gone again before the next fork.
+            self._importing = threading.Thread(target=self._prepare, args=(self._kinds.popleft(),))
+            self._importing.start()
+
+    def _prepare(self, kinds: tuple[str, ...]) -> None:
+        try:
+            with no_blas_threads():
+                rehearse(self._core)
+                import_kinds(kinds)
+        finally:
+            os.eventfd_write(self._imported, 1)
+
+    def _prepared(self) -> None:
+        os.eventfd_read(self._imported)
+        if self._importing is not None:
+            self._importing.join()
+            self._importing = None
+        settle()
+        if why := unfit(_THREAD_ENDS):
+            send(self._front, Unfit(why))
+        self._catch_up()
 
     def _fork(self, order: Fork, fds: list[int]) -> None:
         zygote = os.getpid()
@@ -176,8 +216,11 @@ class Zygote:
             os.setsid()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._front.close()
-            for pidfd in self._workers:
-                os.close(pidfd)
+            for fd in (self._imported, *self._workers):
+                os.close(fd)
+            for _, other in self._held_up:
+                for fd in other:
+                    os.close(fd)
             _name(f"worker {setup.device}")
             _diverge()
             memory, bell, control = fds

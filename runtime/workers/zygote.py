@@ -51,6 +51,8 @@ _TOLD_SOON = 0.4
 """Seconds that a zygote may take to say how a worker ended, after the kernel said that it did; within `life`'s 0.5."""
 _FORKED_SOON = 30.0
 """Seconds that a standing zygote may take for one fork; behind an import it can be some, on a busy machine many."""
+_FORKED_SOON_SUSPECT = 3.0
+"""The same for one that was silent when it had something to say."""
 
 
 class Forkling:
@@ -73,8 +75,7 @@ class Forkling:
         if self.ended.done():
             return
         kill_group(self.pid)
-        if not self._zygote.gone:
-            self._zygote.retire("it did not say how a worker ended")
+        self._zygote.suspect = True
         self.tell(self._zygote.gone or "for a reason that its zygote does not tell")
 
     def tell(self, how: str) -> None:
@@ -128,6 +129,7 @@ class Zygote:
         self._pending: dict[int, asyncio.Future[Forkling]] = {}
         self._workers: dict[int, Forkling] = {}
         self.prepared = False
+        self.suspect = False
         self.retired = False
         self.unfit = ""
         self.gone = ""
@@ -158,13 +160,14 @@ class Zygote:
         """Make a worker. Raises `OSError`; cancelled, it leaves none."""
         number = next(self._ids)
         future = self._pending[number] = self._loop.create_future()
+        patience = _FORKED_SOON_SUSPECT if self.suspect else _FORKED_SOON
         try:
             self._send(Fork(number, setup), fds)
-            with anyio.fail_after(_FORKED_SOON):
+            with anyio.fail_after(patience):
                 return await asyncio.shield(future)
         except TimeoutError:
             self.retire("it did not answer")
-            msg = f"its zygote made no copy within {_FORKED_SOON:g} s"
+            msg = f"its zygote made no copy within {patience:g} s"
             raise NotStarted(msg) from None
         except asyncio.CancelledError:
             # What comes later than this is dropped by `_take`.
@@ -226,6 +229,7 @@ class Zygote:
         self._take(*received)
 
     def _take(self, report: Report, fds: list[int]) -> None:
+        self.suspect = False
         match report:
             case Standing():
                 if not self.standing.done():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from runtime.workers import births
+from runtime.workers import births, zygote
 from runtime.workers.births import BrokenPacket, Bury, Fork, Forked, Prepare, Standing
 from runtime.workers.channel import WorkerSetup
 from runtime.workers.port import BuilderSpec, Call
@@ -190,8 +190,11 @@ async def test_signals_for_everybody_do_not_end_a_zygote() -> None:
         assert (await facts(rig))["ppid"] == parent
 
 
-async def test_a_worker_that_is_killed_under_a_frozen_zygote_is_noticed_all_the_same() -> None:
+async def test_a_worker_that_is_killed_under_a_frozen_zygote_is_noticed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The kernel tells that it ended, its parent can't tell how; the next one comes from another zygote."""
+    monkeypatch.setattr(zygote, "_FORKED_SOON_SUSPECT", 0.2)
     async with process_worker(start="zygote") as rig:
         parent = int((await facts(rig))["ppid"])
         os.kill(parent, signal.SIGSTOP)
@@ -201,8 +204,26 @@ async def test_a_worker_that_is_killed_under_a_frozen_zygote_is_noticed_all_the_
         assert time.monotonic() - killed < 1
         assert rig.lost[0][1] == "for a reason that its zygote does not tell"
         await lives(rig, 2)
+        assert rig.lost[1:] == [(0, "could not be started: its zygote made no copy within 0.2 s")]
+        assert (await facts(rig))["ppid"] != parent
         await eventually(lambda: state(parent) in "XZ")
-        assert rig.notes == ["a zygote is given up: it did not say how a worker ended"]
+        assert rig.notes == ["a zygote is given up: it did not answer"]
+
+
+async def test_a_worker_that_dies_while_its_zygote_imports_is_told_at_once() -> None:
+    """A model that kills its worker right after its first load: the cause does not wait for imports."""
+    async with process_worker(start="zygote", core=f"{CORES}:Drawing") as rig:
+        starter: Zygotes = rig.worker._starter
+        starter.expect(BuilderSpec("transformers", "", {"model_type": "waits"}))
+        parent, killed = starter.pid, time.monotonic()
+        os.kill(rig.worker.pid, signal.SIGSEGV)
+        await eventually(lambda: rig.lost)
+        assert time.monotonic() - killed < 1
+        assert rig.lost[0][1] == "killed by SIGSEGV"
+        await lives(rig, 2)
+        assert (starter.pid, rig.notes) == (parent, [])
+        await rig.worker.load(rig.model("a"))
+        assert json.loads((await rig.worker.infer(Call("a@1", b"rehearsed"))).body) == [parent]
 
 
 async def test_leaving_ends_the_zygote() -> None:
@@ -332,14 +353,14 @@ async def test_fifty_restarts_leak_nothing_anywhere() -> None:
     """I9: after 50 kills, front and zygote hold what they held after the first, and no more memory than a little."""
     own = os.getpid()
 
-    def held(zygote: int) -> tuple[object, ...]:
+    def held(source: int) -> tuple[object, ...]:
         return (
             len(descriptors(own)),
             threading.active_count(),
             len(list(Path("/dev/shm").iterdir())),
             len(children(own)),
-            len(children(zygote)),
-            descriptors(zygote),
+            len(children(source)),
+            descriptors(source),
         )
 
     def private(pid: int) -> int:
@@ -349,14 +370,14 @@ async def test_fifty_restarts_leak_nothing_anywhere() -> None:
     async with process_worker(start="zygote", backoff=Backoff(0.001, 0.001)) as rig:
         os.kill(rig.worker.pid, signal.SIGKILL)
         await lives(rig, 2)
-        zygote = int((await facts(rig))["ppid"])
-        before, parent, worker = held(zygote), private(zygote), private(rig.worker.pid)
+        source = int((await facts(rig))["ppid"])
+        before, parent, worker = held(source), private(source), private(rig.worker.pid)
         for life in range(3, 53):
             os.kill(rig.worker.pid, signal.SIGKILL)
             await lives(rig, life)
-        await eventually(lambda: held(zygote) == before, within=3)
+        await eventually(lambda: held(source) == before, within=3)
         await facts(rig)
-        assert private(zygote) < parent + 1024
+        assert private(source) < parent + 1024
         assert private(rig.worker.pid) < worker + 1024
         assert len(rig.lost) == 51
 
@@ -423,10 +444,10 @@ async def test_a_zygote_that_breaks_the_protocol_is_replaced() -> None:
     """S7: garbage on the order socket ends it, its workers are restarted from another."""
     async with process_worker(start="zygote") as rig:
         starter: Zygotes = rig.worker._starter
-        zygote = starter._current
-        assert zygote is not None
+        current = starter._current
+        assert current is not None
         with anyio.fail_after(5):
-            zygote._socket.send(b"garbage")
+            current._socket.send(b"garbage")
             await lives(rig, 2)
         assert "its zygote ended: exit code 70" in rig.lost[0][1]
 

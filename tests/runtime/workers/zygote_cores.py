@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import threading
+import time
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,8 @@ class Drawing(FakeCore):
 
 def import_kind(kind: str) -> None:
     """Do what a careless library does."""
+    if "waits" in kind:
+        time.sleep(0.5)  # an import that takes longer than an end may go untold
     if "thread" in kind:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
 
