@@ -77,6 +77,7 @@ class Core:
         device: str,
         allow: tuple[str, ...] = (),
         threads: int = 1,
+        *,
         pinned: int = 0,
         preprocess: PreprocessLimits | None = None,
         skeletons: str = "",

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.runtime.workers.fake_core import FakeCore, say
 
@@ -15,8 +16,8 @@ CONTEXT_SECONDS = 0.4
 class CudaLike(FakeCore):
     """Takes `CONTEXT_SECONDS` to stand; the folder `allow[0]` has a file per context, and a gate that holds them up."""
 
-    def __init__(self, device: str, allow: tuple[str, ...] = (), threads: int = 1) -> None:
-        super().__init__(device, allow, threads)
+    def __init__(self, device: str, allow: tuple[str, ...] = (), threads: int = 1, **more: Any) -> None:
+        super().__init__(device, allow, threads, **more)
         folder = Path(allow[0])
         (folder / f"context-{os.getpid()}").touch()
         while (folder / "closed").exists() and len(list(folder.glob("context-*"))) > 1:
