@@ -190,10 +190,8 @@ class Zygote:
             if why := unfit():
                 send(self._front, Unfit(why))
             elif pid := self._forked():
-                pidfd = os.pidfd_open(pid)
-                self._workers[pidfd] = pid
-                self._poll.register(pidfd, select.POLLIN)
-                send(self._front, Forked(order.id, pid), (pidfd,))
+                self._watch(pid)
+                send(self._front, Forked(order.id, pid), (self._descriptor(pid),))
                 return
             else:
                 self._become(order.setup, zygote, fds)
@@ -203,6 +201,19 @@ class Zygote:
             for fd in fds:
                 os.close(fd)
         send(self._front, NotForked(order.id, why))
+
+    def _watch(self, pid: int) -> None:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:  # no descriptor left: nobody would know of its end
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self._workers[pidfd] = pid
+        self._poll.register(pidfd, select.POLLIN)
+
+    def _descriptor(self, pid: int) -> int:
+        return next(fd for fd, held in self._workers.items() if held == pid)
 
     @staticmethod
     def _forked() -> int:
@@ -240,7 +251,8 @@ class Zygote:
         send(self._front, Ended(pid, code if exited else -code))
 
     def _bury(self, pid: int) -> None:
-        for pidfd in [fd for fd, held in self._workers.items() if held == pid]:
+        if pid in self._workers.values():
+            pidfd = self._descriptor(pid)
             del self._workers[pidfd]
             os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
             os.close(pidfd)

@@ -109,7 +109,8 @@ def send(sock: socket.socket, message: Order | Report, fds: Sequence[int] = ()) 
 def receive(sock: socket.socket, decoder: msgspec.msgpack.Decoder[M]) -> tuple[M, list[int]] | None:
     """The next message and its descriptors, which are the caller's; None at the other side's end.
 
-    Raises `BrokenPacket` (descriptors are closed then), and `OSError` such as `BlockingIOError`.
+    A `Forked` comes without its descriptor if this process has none free. Raises `BrokenPacket` (descriptors are closed
+    then), and `OSError` such as `BlockingIOError`.
     """
     try:
         # Not by `socket.recv_fds`: it drops the flag, and every process that a worker starts would inherit them.
@@ -136,10 +137,12 @@ def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
 
 
 def _checked(packet: bytes, fds: Sequence[int], flags: int, decoder: msgspec.msgpack.Decoder[M]) -> M:
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+    if flags & socket.MSG_TRUNC:
         msg = "a packet that is cut off"
         raise BrokenPacket(msg)
     message = decoder.decode(packet)
+    if isinstance(message, Forked) and not fds and flags & socket.MSG_CTRUNC:
+        return message  # the receiver had no descriptor free, and must still know whom to end
     wanted = FORK_FDS if isinstance(message, Fork) else int(isinstance(message, Forked))
     if len(fds) != wanted:
         msg = f"a {type(message).__name__} message with {len(fds)} descriptors"

@@ -241,14 +241,25 @@ class Zygote:
                     self.unfit = reason
                     self.standing.set_result(reason)
             case Forked(number, pid):
-                worker = self._workers[pid] = Forkling(self, pid, fds[0])
-                if not self._settle(number, worker):
-                    worker.drop()
+                self._made(number, pid, fds)
             case NotForked(number, reason):
                 self._settle(number, NotStarted(reason))
             case Ended(pid, code):
                 if (ended := self._workers.get(pid)) is not None:
                     ended.tell(words(code))
+                else:
+                    self.bury(pid)
+
+    def _made(self, number: int, pid: int, fds: list[int]) -> None:
+        """Hold on to a new worker, or end it if there is no descriptor for it or nobody waits for it."""
+        if not fds:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # `Ended` follows, and its number is its own until then
+            self._settle(number, NotStarted("no descriptor is free"))
+            return
+        worker = self._workers[pid] = Forkling(self, pid, fds[0])
+        if not self._settle(number, worker):
+            worker.drop()
 
     def _settle(self, number: int, outcome: Forkling | NotStarted) -> bool:
         """Answer a `fork`; False if nobody waits for it any more."""

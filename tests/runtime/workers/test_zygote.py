@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import threading
@@ -21,6 +22,7 @@ from runtime.workers.births import BrokenPacket, Bury, Fork, Forked, Prepare, St
 from runtime.workers.channel import WorkerSetup
 from runtime.workers.port import BuilderSpec, Call
 from runtime.workers.process import Backoff, ProcessWorker
+from runtime.workers.start import NotStarted
 from tests.runtime.workers.worker_kit import FAKE, Rig, eventually, process_worker, zygotes
 
 if TYPE_CHECKING:
@@ -438,6 +440,37 @@ def test_a_setup_that_does_not_fit_a_packet_is_refused_by_its_sender() -> None:
     huge = WorkerSetup(device="cpu:0", core=FAKE, allow=("x" * 200_000,))
     with ours, theirs, pytest.raises(OSError, match="the limit is 131072"):
         births.send(ours, Fork(1, huge))
+
+
+async def test_a_front_without_a_free_descriptor_loses_one_start_and_nobody_else() -> None:
+    """A copy whose pidfd can't be received is ended and collected; its siblings live on, the next start works."""
+    async with pair() as (starter, one, two):
+        current = starter._current
+        assert current is not None
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        loop = asyncio.get_running_loop()
+        future = current._pending[999] = loop.create_future()
+        with open(os.devnull) as first, open(os.devnull) as second, open(os.devnull) as third:  # noqa: ASYNC230, PTH123
+            fds = (first.fileno(), second.fileno(), third.fileno())
+            current._send(Fork(999, WorkerSetup(device="slow:0", core=FAKE)), fds)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (first_free(), limits[1]))
+            with pytest.raises(NotStarted, match="no descriptor is free"):
+                await asyncio.wait_for(future, 10)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            current._pending.pop(999)
+        await eventually(lambda: children(starter.pid) == {one.worker.pid, two.worker.pid})
+        assert (one.lost, two.lost) == ([], [])
+        os.kill(one.worker.pid, signal.SIGKILL)
+        await lives(one, 2)
+
+
+def first_free() -> int:
+    """The number that the next descriptor would get."""
+    fd = os.dup(0)
+    os.close(fd)
+    return fd
 
 
 async def test_a_zygote_that_breaks_the_protocol_is_replaced() -> None:
