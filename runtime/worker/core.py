@@ -7,6 +7,7 @@ Belongs here: who is resident, and undoing what fails. Never: transport, process
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -164,6 +165,8 @@ class Core:
         if spare is None and self._store is not None:
             with steps("restore"):
                 spare = self._store.take(spec)
+            if spare is not None and self._cuda is not None:
+                spare = replace(spare, warm=False)  # a GPU's kernels are loaded by each process' first forward
         try:
             mount = Mount(spec, factory, steps, self._cuda, spare)
         except Cancelled:
