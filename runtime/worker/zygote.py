@@ -241,21 +241,24 @@ class Zygote:
 
     def _ended(self, pidfd: int) -> None:
         """Say how a worker ended, after ending what is left of its group; its number stays taken until it is buried."""
+        pid = self._workers.get(pidfd)
+        found = None if pid is None else os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if pid is None or found is None:
+            return  # buried a moment ago, and the descriptor perhaps a living worker's by now
         self._poll.unregister(pidfd)
-        found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
-        pid = self._workers[pidfd]
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
-        code = 0 if found is None else found.si_status
-        exited = found is not None and found.si_code == os.CLD_EXITED
-        send(self._front, Ended(pid, code if exited else -code))
+        send(self._front, Ended(pid, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status))
 
     def _bury(self, pid: int) -> None:
-        if pid in self._workers.values():
-            pidfd = self._descriptor(pid)
-            del self._workers[pidfd]
-            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-            os.close(pidfd)
+        if pid not in self._workers.values():
+            return
+        pidfd = self._descriptor(pid)
+        del self._workers[pidfd]
+        with suppress(KeyError):  # if the front did not wait to be told of its end
+            self._poll.unregister(pidfd)
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+        os.close(pidfd)
 
 
 def settle() -> None:

@@ -212,6 +212,21 @@ async def test_a_worker_that_is_killed_under_a_frozen_zygote_is_noticed_all_the_
         assert rig.notes == ["a zygote is given up: it did not answer"]
 
 
+async def test_a_zygote_that_was_only_slow_goes_on() -> None:
+    """What it says too late is ignored, and buries nobody twice: same parent, same sibling, next life."""
+    async with pair() as (starter, one, two):
+        parent, sibling = starter.pid, two.worker.pid
+        for count in range(2, 6):
+            os.kill(parent, signal.SIGSTOP)
+            os.kill(one.worker.pid, signal.SIGKILL)
+            await eventually(lambda count=count: len(one.lost) == count - 1)
+            os.kill(parent, signal.SIGCONT)
+            await lives(one, count)
+        assert (starter.pid, two.worker.pid, two.lost) == (parent, sibling, [])
+        assert {words for _, words in one.lost} == {"for a reason that its zygote does not tell"}
+        await eventually(lambda: children(parent) == {one.worker.pid, sibling})
+
+
 async def test_a_worker_that_dies_while_its_zygote_imports_is_told_at_once() -> None:
     """A model that kills its worker right after its first load: the cause does not wait for imports."""
     async with process_worker(start="zygote", core=f"{CORES}:Drawing") as rig:
