@@ -202,6 +202,8 @@ def main() -> int:
     from bench.switch import prepared
 
     args = arguments(__doc__ or "").parse_args()
+    # A respawn that compiled our sources each time would make the forked one look better than it is.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rows: list[Row] = []
     for case in cases(args.quick):
         with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

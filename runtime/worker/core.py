@@ -22,9 +22,9 @@ from runtime.worker.cuda import CudaDevice
 from runtime.worker.engine import Engine
 from runtime.worker.faults import load_error
 from runtime.worker.mount import Cancelled, Mount, Steps
+from runtime.worker.rehearse import rehearse
 from runtime.worker.runner import Runner, Served, Submission
 from runtime.worker.shelf import Shelf
-from runtime.worker.skeleton import rehearse
 from runtime.worker.skeleton_store import store_at
 from runtime.workers.heap import give_back
 

@@ -88,11 +88,6 @@ def build(factory: Callable[[], nn.Module]) -> nn.Module:
     return module
 
 
-def rehearse() -> None:
-    """Build something small, so that torch imports now what it imports with the first module that is built on meta."""
-    build(lambda: nn.Embedding(1, 1))
-
-
 def _really(factory: Callable[[], nn.Module]) -> nn.Module:
     _building.seen = None
     return factory()

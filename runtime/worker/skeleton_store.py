@@ -62,6 +62,9 @@ class _Entry(msgspec.Struct, frozen=True):
     writes: bool
 
 
+_entries = msgspec.msgpack.Decoder(_Entry)
+
+
 class Draft(NamedTuple):
     """A pickled skeleton that is not kept yet: how its first forward goes is not known."""
 
@@ -158,7 +161,7 @@ class SkeletonStore:
             if not hmac.compare_digest(raw[:_DIGEST], self._proof(name, raw[_DIGEST:])):
                 return None
             os.utime(self._folder / name)
-            return msgspec.msgpack.decode(memoryview(raw)[_DIGEST:], type=_Entry)
+            return _entries.decode(memoryview(raw)[_DIGEST:])
         except (OSError, msgspec.DecodeError):
             return None
 
