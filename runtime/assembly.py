@@ -46,7 +46,8 @@ from runtime.tiers.remote import Remote, refusals
 from runtime.vitals import Vitals
 from runtime.workers.local import ThreadWorker
 from runtime.workers.pipelines import PreprocessLimits
-from runtime.workers.process import ProcessWorker
+from runtime.workers.process import DEFAULT_CORE, ProcessWorker
+from runtime.workers.starters import Starters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from runtime.config.schema import Config, Device
     from runtime.http.app import Front
     from runtime.telemetry.logs import Logs
+    from runtime.workers.start import Starter
 
 CATALOG_POLL: Final = 2.0
 """Seconds between two looks at the model directories."""
@@ -129,9 +131,11 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
 
         # Device workers. They start now and say when they answer; the actors do not wait for them.
         refs: dict[str, Ref[Command]] = {}
+        starters = await stack.enter_async_context(Starters(DEFAULT_CORE, _start_note))
         for device in config.devices:
+            starter = await starters.of(device.id, device.start, device.allow)
             workers[device.id] = await stack.enter_async_context(
-                _worker(config, device, host=host_place, refs=refs, clock=clock, views=views)
+                _worker(config, device, host=host_place, refs=refs, clock=clock, views=views, starter=starter)
             )
 
         # The actors.
@@ -288,6 +292,10 @@ async def _flush(views: Views) -> None:
 # -- building ------------------------------------------------------------------------------------------
 
 
+def _start_note(text: str) -> None:
+    structlog.get_logger("foreload").warning("worker start", reason=text)
+
+
 def _finder(repository: Repository) -> Callable[[Model], ModelRecord]:
     return lambda model: repository.find(model.name, model.version)
 
@@ -310,6 +318,7 @@ def _worker(
     refs: dict[str, Ref[Command]],
     clock: LoopClock,
     views: Views,
+    starter: Starter,
 ) -> ProcessWorker | ThreadWorker:
     """Build a device's worker; what happens to it is told to its cache and stated as a fact."""
 
@@ -351,6 +360,9 @@ def _worker(
         slot_bytes=slot_bytes,
         preprocess=preprocess,
         load_timeout=device.load_timeout,
+        starter=starter,
+        standby=device.start == "standby",
+        skeletons=str(config.disk.path.absolute() / "skeletons") if config.disk.skeletons else "",
     )
 
 

@@ -197,6 +197,14 @@ def headroom(memory: Amount, free: int) -> None:
         refuse([Fault(("headroom",), f"leaves nothing of memory ({memory})", f"keep it under {memory}")])
 
 
+def start(section: schema.Device) -> None:
+    """A context of a GPU can't be forked, and a thread is no process."""
+    if section.start == "zygote" and not section.id.startswith("cpu"):
+        refuse([Fault(("start",), f"no zygote is possible for {section.id}", "as in start: standby")])
+    if section.start != "auto" and section.isolation == "thread":
+        refuse([Fault(("start",), "says nothing with isolation: thread", "leave it out")])
+
+
 def pressure(section: schema.Pressure) -> None:
     """The end of pressure lies below its start, or it would flap."""
     if not section.low < section.high:

@@ -141,6 +141,9 @@ def _serving(config: Config) -> Iterator[_Row]:
         if device.isolation == "thread":
             text = "a crash of a model's native code ends the server, and memory is not given back as reliably"
             yield Level.WARNING, ("devices", index, "isolation"), text
+        if device.start == "standby" and device.id.startswith("cuda") and device.pinned:
+            text = f"holds {round_bytes(device.pinned)} of page-locked memory twice, and one more context on the GPU"
+            yield Level.NOTE, ("devices", index, "start"), text
         if device.load_timeout < server.wait.soft:
             yield Level.NOTE, ("devices", index, "load_timeout"), "is under server.wait.soft, so loads fail before it"
 

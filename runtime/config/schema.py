@@ -137,6 +137,8 @@ class Device(Frozen):
     """Most models resident at one time; null for as many as fit."""
     isolation: Literal["process", "thread"] = "process"
     """Where models run; `thread` is for debugging and embedding, where a crash takes the server along."""
+    start: Literal["auto", "zygote", "spawn", "standby"] = "auto"
+    """How worker processes start: `zygote` forks, `spawn` execs, `standby` keeps one waiting; `auto` forks on a CPU."""
     threads: Positive | None = None
     """Compute threads of the worker; null leaves the choice to it."""
     pinned: Bytes = 1 << 30
@@ -153,6 +155,7 @@ class Device(Frozen):
     @model_validator(mode="after")
     def _check(self) -> Self:
         checks.headroom(self.memory, self.headroom)
+        checks.start(self)
         return self
 
 
@@ -201,6 +204,8 @@ class Disk(Frozen):
     """Space that the cache may take."""
     loads_in_parallel: Annotated[Positive, Field(le=64)] = 1
     """Models that are brought into the cache at one time."""
+    skeletons: Flag = True
+    """Keeps modules without weights in the cache, so that a restarted worker builds none."""
 
 
 class Preprocess(Frozen):

@@ -77,13 +77,25 @@ def _foreign_code(config: object) -> bool:
     return isinstance(config, list) and any(_foreign_code(value) for value in config)
 
 
+def _library() -> Any:
+    """`transformers`, told to stay offline before it is imported. Raises `ImportError`."""
+    for name in _OFFLINE:
+        os.environ[name] = "1"
+    return importlib.import_module("transformers")
+
+
+def import_kind(kind: str) -> None:
+    """Import what building a `transformers` model of this type imports. Raises what an import raises."""
+    configuration = _library().CONFIG_MAPPING[kind].__module__
+    importlib.import_module("transformers.modeling_utils")
+    importlib.import_module(configuration.replace(".configuration_", ".modeling_"))
+
+
 def _transformers(spec: BuilderSpec) -> Callable[[], nn.Module]:
     if _foreign_code(spec.config):
         raise LoadFailed("the config asks for code of its own ('auto_map'), which is never run")
-    for name in _OFFLINE:
-        os.environ[name] = "1"
     try:
-        transformers: Any = importlib.import_module("transformers")
+        transformers = _library()
     except ImportError:
         raise LoadFailed("the 'transformers' builder needs the extra 'hf' installed") from None
     kind = spec.config.get("model_type")

@@ -7,6 +7,7 @@ Belongs here: who is resident, and undoing what fails. Never: transport, process
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -21,8 +22,10 @@ from runtime.worker.cuda import CudaDevice
 from runtime.worker.engine import Engine
 from runtime.worker.faults import load_error
 from runtime.worker.mount import Cancelled, Mount, Steps
+from runtime.worker.rehearse import rehearse
 from runtime.worker.runner import Runner, Served, Submission
 from runtime.worker.shelf import Shelf
+from runtime.worker.skeleton_store import store_at
 from runtime.workers.heap import give_back
 
 if TYPE_CHECKING:
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from runtime.workers.pipelines import Prepared, PreprocessLimits
     from runtime.workers.port import Answer, Laid, LoadSpec
 
-__all__ = ["Cancelled", "Core", "Evicted", "Loaded", "Resident", "Submission"]
+__all__ = ["Cancelled", "Core", "Evicted", "Loaded", "Resident", "Submission", "rehearse"]
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -75,12 +78,15 @@ class Core:
         device: str,
         allow: tuple[str, ...] = (),
         threads: int = 1,
+        *,
         pinned: int = 0,
         preprocess: PreprocessLimits | None = None,
+        skeletons: str = "",
     ) -> None:
         """`device` is `cpu:0` or `cuda:1`; `allow` names modules that builders may call; `threads` per forward.
 
         `pinned` bytes of page-locked memory serve uploads to a GPU; `preprocess` limits inputs that come as files.
+        `skeletons` is the folder in which skeletons outlive this process; empty for none.
         """
         torch.set_num_threads(threads)
         # Not `cpu:0`: torch takes that for another device than `cpu`, and would copy each input to reach it.
@@ -90,6 +96,7 @@ class Core:
         self._mounts: dict[str, Mount] = {}
         self._served: dict[str, Served] = {}
         self._shelf = Shelf()
+        self._store = store_at(skeletons, allow)
         self._flights: WeakValueDictionary[str, _Flight] = WeakValueDictionary()
         self._books = threading.RLock()  # over the four above; held for pointer moves only
         self._turn = threading.Lock()  # one batch, or one build that changes process-wide torch settings
@@ -135,8 +142,13 @@ class Core:
             if mount is not None:
                 mount.failed = True
             self._unclaim(mount, reused=reused)
+            if self._store is not None:
+                self._store.drop(spec)  # the next attempt builds
             return load_error(fault, spec.key)
         self._admit(served)
+        draft, mount.draft = mount.draft, None
+        if draft is not None and self._store is not None:
+            self._store.keep(draft, warm=mount.warm, writes=mount.writes)
         return Loaded(served.resident, tuple(steps.taken), reused or mount.spared)
 
     def _mounted(self, spec: LoadSpec, steps: Steps) -> Mount:
@@ -150,6 +162,11 @@ class Core:
 
         with self._books:
             spare = self._shelf.take(spec.fingerprint)
+        if spare is None and self._store is not None:
+            with steps("restore"):
+                spare = self._store.take(spec)
+            if spare is not None and self._cuda is not None:
+                spare = replace(spare, warm=False)  # a GPU's kernels are loaded by each process' first forward
         try:
             mount = Mount(spec, factory, steps, self._cuda, spare)
         except Cancelled:
@@ -157,6 +174,8 @@ class Core:
                 with self._books:
                     self._shelf.put(spec.fingerprint, spare)
             raise
+        if spare is None and self._store is not None:
+            mount.draft = self._store.draft(spec, mount.skeleton)
         mount.users = 1
         with self._books:
             self._mounts[spec.fingerprint] = mount

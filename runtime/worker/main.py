@@ -168,7 +168,13 @@ def run(setup: WorkerSetup) -> int:
     ring = WorkerRing(memory_fd=setup.memory_fd, bell_fd=setup.bell_fd, slots=setup.slots, slot_bytes=setup.slot_bytes)
     channel = WorkerChannel(socket.socket(fileno=setup.control_fd))
     core = core_of(
-        setup.core, setup.device, setup.allow, setup.threads, pinned=setup.pinned, preprocess=setup.preprocess
+        setup.core,
+        setup.device,
+        setup.allow,
+        setup.threads,
+        pinned=setup.pinned,
+        preprocess=setup.preprocess,
+        skeletons=setup.skeletons,
     )
     loop = DeviceLoop(core, ring)
 
@@ -189,11 +195,10 @@ def run(setup: WorkerSetup) -> int:
         return EXIT_BROKEN
 
 
-def main() -> NoReturn:
-    """Entry of `python -m runtime.worker.main '<WorkerSetup as JSON>'`."""
+def serve(setup: WorkerSetup) -> NoReturn:
+    """Be a worker process from here on, whoever started it; `setup.parent` is the process to die with."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the front decides
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    setup = msgspec.json.decode(sys.argv[1], type=WorkerSetup)
     die_with(setup.parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold weights and inputs
     try:
@@ -202,6 +207,11 @@ def main() -> NoReturn:
         report("worker_failed", error)
         code = EXIT_BROKEN
     _leave(code)
+
+
+def main() -> NoReturn:
+    """Entry of `python -m runtime.worker.main '<WorkerSetup as JSON>'`."""
+    serve(msgspec.json.decode(sys.argv[1], type=WorkerSetup))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from runtime.worker.cuda import Upload
     from runtime.worker.engine import Engine
     from runtime.worker.skeleton import Bound
+    from runtime.worker.skeleton_store import Draft
     from runtime.workers.port import LoadSpec
 
 
@@ -87,6 +88,7 @@ class Mount:
         self._device = device
         self._writes = spare is not None and spare.writes
         self._empty_pages = False
+        self.draft: Draft | None = None
         with steps("map"):
             path = Path(spec.weights)
             self._mapping = Mapping(path, read_index(path))
@@ -109,6 +111,16 @@ class Mount:
     def module(self) -> nn.Module:
         """The module, callable while activated."""
         return self._skeleton.module
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """The module's tensors by name."""
+        return self._skeleton
+
+    @property
+    def writes(self) -> bool:
+        """Whether a forward wrote to the weights."""
+        return self._writes
 
     @property
     def resident(self) -> int:

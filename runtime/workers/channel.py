@@ -32,7 +32,10 @@ class BrokenFrame(Exception):
 
 
 class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker process is told at its start; travels as JSON on its command line, so no secrets."""
+    """What a worker process is told at its start; travels as JSON on its command line, so no secrets.
+
+    `skeletons` is the folder where skeletons outlive a worker; empty for none.
+    """
 
     device: str
     core: str
@@ -42,6 +45,7 @@ class WorkerSetup(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 64
     slot_bytes: int = 64 << 20
     preprocess: PreprocessLimits = PreprocessLimits()
+    skeletons: str = ""
     parent: int = 0
     memory_fd: int = -1
     bell_fd: int = -1

@@ -170,12 +170,16 @@ def core_of(
     *,
     pinned: int = 0,
     preprocess: PreprocessLimits | None = None,
+    skeletons: str = "",
 ) -> CorePort:
     """Build the core named `package.module:factory`. Raises whatever importing or building it raises."""
     module, _, name = where.partition(":")
     factory = getattr(importlib.import_module(module), name)
-    # Only a device with memory of its own has any use for it, and only its core takes it.
-    more = {"pinned": pinned} if pinned else {}
+    more: dict[str, object] = {}
+    if pinned:  # only a device with memory of its own has any use for it, and only its core takes it
+        more["pinned"] = pinned
+    if skeletons:
+        more["skeletons"] = skeletons
     return cast("CorePort", factory(device, allow=allow, threads=threads, preprocess=preprocess, **more))
 
 

@@ -1,77 +1,63 @@
-"""One life of a worker process: from exec, over its exit as the kernel reports it, to the last page and fd.
+"""One life of a worker process: from its start, over its exit as the kernel reports it, to the last page and fd.
 
-It decides nothing: whether there is another life is `process.py`'s business.
+It decides nothing: whether there is another life is `process.py`'s business, and how it starts is `start.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 from typing import TYPE_CHECKING
 
 import anyio
-import msgspec
 from anyio import to_thread
 
 from actors.errors import WorkerDied
-from runtime.workers.channel import FrontChannel, WorkerSetup
+from runtime.workers.channel import FrontChannel
 from runtime.workers.ring import FrontRing
-from runtime.workers.spawn import kill_group, reap_group, spawn, words
 
 if TYPE_CHECKING:
-    import subprocess
+    from runtime.workers.channel import WorkerSetup
+    from runtime.workers.start import Started, Starter
 
 _EXIT_FOLLOWS = 0.5
 """Seconds that a worker which closed its sockets has to end by itself; its exit says more than a closed socket."""
 
 
 class Life:
-    """A started worker process and both its channels. `exited` is set within a turn of the loop of its end."""
+    """A worker process and both its channels. `exited` is set within a turn of the loop of its end."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._loop = asyncio.get_running_loop()
-        self._device = setup.device
+        self._setup = setup
+        self._process: Started | None = None
         self._verdict = ""
         self.cause = ""
         self.exited = anyio.Event()
         self.channel: FrontChannel | None = None
-        self.ring = FrontRing(slots=setup.slots, slot_bytes=setup.slot_bytes, on_broken=self.doom)
-        self._control, theirs = socket.socketpair()
+        self._control, self._theirs = socket.socketpair()
         try:
-            with theirs:
-                fds = (self.ring.memory_fd, self.ring.worker_bell.fileno(), theirs.fileno())
-                told = msgspec.structs.replace(
-                    setup, parent=os.getpid(), memory_fd=fds[0], bell_fd=fds[1], control_fd=fds[2]
-                )
-                self._process = self._spawn(told, fds)
-                self._pidfd = self._watch()
+            self.ring = FrontRing(slots=setup.slots, slot_bytes=setup.slot_bytes, on_broken=self.doom)
         except BaseException:
             self._control.close()
-            self.ring.lose(WorkerDied("the device worker could not be started"))
-            self.ring.close()
+            self._theirs.close()
             raise
+
+    async def begin(self, starter: Starter) -> None:
+        """Start the process. Raises `OSError`; `bury` it then, too."""
+        fds = (self.ring.memory_fd, self.ring.worker_bell.fileno(), self._theirs.fileno())
+        process = self._process = await starter.start(self._setup, fds)
+        self._theirs.close()
         self.ring.worker_bell.close()
-
-    @staticmethod
-    def _spawn(setup: WorkerSetup, fds: tuple[int, int, int]) -> subprocess.Popen[bytes]:
-        return spawn("runtime.worker.main", [msgspec.json.encode(setup).decode()], pass_fds=fds)
-
-    def _watch(self) -> int:
-        try:
-            pidfd = os.pidfd_open(self._process.pid)
-        except OSError:
-            kill_group(self._process.pid)
-            self._process.wait()
-            raise
-        self._loop.add_reader(pidfd, self._on_exit)
-        return pidfd
+        process.ended.add_done_callback(lambda ended: self._on_exit(ended.result()))
+        if self._verdict:
+            self._doom(self._verdict)  # ended before it began
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group."""
-        return self._process.pid
+        """Of the process, and of its group; 0 before it began."""
+        return 0 if self._process is None else self._process.pid
 
     async def answers(self, timeout: float) -> bool:  # noqa: ASYNC109 - the limit belongs to the handshake, not to the caller
         """Wait for the worker's first words; False if it ended, or took over `timeout` seconds and was killed."""
@@ -95,14 +81,11 @@ class Life:
     def _doom(self, cause: str) -> None:
         if not self.exited.is_set():
             self._verdict = self._verdict or cause
-            kill_group(self.pid)
+            if self._process is not None:
+                self._process.kill()
 
-    def _on_exit(self) -> None:
-        self._loop.remove_reader(self._pidfd)
-        # Before the leader is collected: as long as it is a zombie, its group's number can't be given to others.
-        kill_group(self.pid)
-        returncode = self._process.wait()
-        self.cause = self._verdict or words(returncode)
+    def _on_exit(self, how: str) -> None:
+        self.cause = self._verdict or how
         self.exited.set()
         self.ring.lose(self.died())
         if self.channel is not None:
@@ -110,14 +93,17 @@ class Life:
 
     def died(self) -> WorkerDied:
         """Name the end, for a caller."""
-        msg = f"the device worker of {self._device} ended: {self.cause}"
+        msg = f"the device worker of {self._setup.device} ended: {self.cause}"
         return WorkerDied(msg, retry_after=1.0)
 
     async def end(self, grace: float) -> None:
         """Ask to end with SIGTERM, kill the group after `grace` seconds; returns when the process is gone."""
+        if self._process is None:
+            self._verdict = self._verdict or "stopped"
+            return
         if not self.exited.is_set():
             self._verdict = self._verdict or "stopped"
-            kill_group(self.pid, signal.SIGTERM)
+            self._process.kill(signal.SIGTERM)
             with anyio.move_on_after(grace):
                 await self.exited.wait()
         self._doom("stopped")
@@ -125,11 +111,15 @@ class Life:
 
     async def bury(self) -> None:
         """Kill what is left and give every fd and page back; shield it."""
-        if not self.exited.is_set():
+        if self._process is None:
+            self.cause = self._verdict or "could not be started"
+            self.ring.lose(self.died())
+            self._theirs.close()
+            self.ring.worker_bell.close()
+        else:
             self._doom("stopped")
             await self.exited.wait()
-        await reap_group(self.pid)
-        os.close(self._pidfd)
+            await self._process.bury()
         if self.channel is None:
             self._control.close()
         await to_thread.run_sync(self.ring.close)
@@ -137,4 +127,4 @@ class Life:
         await asyncio.sleep(0)
 
     def __repr__(self) -> str:
-        return f"<Life {self._device} pid {self.pid} {self.cause or 'runs'}>"
+        return f"<Life {self._setup.device} pid {self.pid} {self.cause or 'runs'}>"

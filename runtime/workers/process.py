@@ -34,6 +34,8 @@ from runtime.workers.channel import (
 from runtime.workers.life import Life
 from runtime.workers.patience import settled
 from runtime.workers.pipelines import Prepared, PreprocessLimits
+from runtime.workers.standby import Standby
+from runtime.workers.start import NotStarted, Spawner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,13 +43,14 @@ if TYPE_CHECKING:
 
     from actors.residency.model import Model
     from runtime.workers.port import Answer, Call, LoadSpec
+    from runtime.workers.start import Starter
 
 DEFAULT_CORE = "runtime.worker.core:Core"
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pauses between lives, in seconds: `first`, doubled up to `most`, and again `first` after a life of `healthy`."""
+    """Pauses between lives, in seconds: none after a life of `healthy`, else `first`, doubled up to `most`."""
 
     first: float = 0.1
     most: float = 10.0
@@ -55,9 +58,9 @@ class Backoff:
 
     def after(self, previous: float, lived: float) -> float:
         """The pause that follows `previous` (0 at first) and a life of `lived` seconds."""
-        if not previous or lived >= self.healthy:
-            return self.first
-        return min(previous * 2, self.most)
+        if lived >= self.healthy:
+            return 0.0
+        return min(previous * 2, self.most) or self.first
 
 
 class ProcessWorker:
@@ -68,6 +71,9 @@ class ProcessWorker:
     with a `retry_after`; what a dying worker owed raises `WorkerDied`. `resolve` says what a model is made of, and may
     raise a `ForeloadError`. `load_timeout` seconds without an answer to a load, an eviction or a question count as
     stalled, and end the worker; inference has no such limit.
+
+    `starter` decides how processes come about (default: exec). With `standby` a second one, which has its context and
+    holds nothing, waits to take over. `skeletons` is a folder in which workers keep what they built; empty for none.
     """
 
     def __init__(
@@ -88,6 +94,9 @@ class ProcessWorker:
         backoff: Backoff | None = None,
         preprocess: PreprocessLimits | None = None,
         core: str = DEFAULT_CORE,
+        starter: Starter | None = None,
+        standby: bool = False,
+        skeletons: str = "",
     ) -> None:
         self._setup = WorkerSetup(
             device=device,
@@ -98,7 +107,9 @@ class ProcessWorker:
             slots=slots,
             slot_bytes=slot_bytes,
             preprocess=preprocess or PreprocessLimits(),
+            skeletons=skeletons,
         )
+        self._starter = starter or Spawner()
         self.prepared = Prepared()
         self._resolve = resolve
         self._on_ready = on_ready
@@ -107,6 +118,7 @@ class ProcessWorker:
         self._stop_grace = stop_grace
         self._start_timeout = start_timeout
         self._backoff = backoff or Backoff()
+        self._standby = Standby(self._born, start_timeout, self._backoff.most) if standby else None
         self._tasks = anyio.create_task_group()
         self._life: Life | None = None
         self._answering = False
@@ -133,6 +145,8 @@ class ProcessWorker:
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         self._tasks.start_soon(self._live)
+        if self._standby is not None:
+            self._tasks.start_soon(self._standby.run)
         return self
 
     async def __aexit__(
@@ -154,8 +168,10 @@ class ProcessWorker:
         self._stopping = True
         if self._life is not None:
             await self._life.end(self._stop_grace)
-        self._living.cancel()
+        self._living.cancel()  # also ends one that is just being started
         await self._over.wait()
+        if self._standby is not None:
+            await self._standby.close()
 
     async def _live(self) -> None:
         with self._living:
@@ -167,18 +183,37 @@ class ProcessWorker:
         self._up.set()
         self._over.set()
 
+    async def _born(self) -> Life:
+        """A life whose process runs. Raises `OSError`, and leaves nothing."""
+        life = Life(self._setup)
+        try:
+            await life.begin(self._starter)
+        except BaseException:
+            with CancelScope(shield=True):
+                await life.bury()
+            raise
+        return life
+
+    async def _next(self) -> tuple[Life, bool]:
+        """The life that comes next, and whether it answers already. Raises `OSError`."""
+        waiting = await self._standby.take() if self._standby is not None else None
+        return (await self._born(), False) if waiting is None else (waiting, True)
+
     async def _one_life(self) -> None:
         try:
-            # On the loop's own thread: a worker dies with the thread that started it.
-            life = self._life = Life(self._setup)
+            life, answers = await self._next()
         except OSError as error:
-            self._on_lost(0, f"could not be started: {type(error).__name__}")
+            why = str(error) if isinstance(error, NotStarted) else type(error).__name__
+            self._on_lost(0, f"could not be started: {why}")
             return
+        self._life = life
         try:
-            if await life.answers(self._start_timeout):
+            if answers or await life.answers(self._start_timeout):
                 self._answering = True
                 self._up.set()
                 self._on_ready(life.pid)
+                if self._standby is not None:
+                    self._standby.want()
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(life.ring.trim)
                     await life.exited.wait()
@@ -226,6 +261,7 @@ class ProcessWorker:
             self._forget(life, model.key)
             raise
         if isinstance(reply, LoadDone):
+            self._starter.expect(order.spec.builder)
             return LoadReport(reply.resident, Tier.HOST, reply.steps)
         self._forget(life, model.key)
         if not isinstance(reply, LoadUndone):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 START_METHOD = "exec"
-"""Never fork alone: after threads, or after torch, a forked child inherits locks that nobody will release."""
+"""Of this process, which has threads: a forked child would inherit locks that nobody releases. A zygote has none."""
 
 ALLOWED_ENVIRONMENT = (
     "PATH",

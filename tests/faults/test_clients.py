@@ -86,7 +86,7 @@ def test_a_crowd_that_leaves_together_leaves_nothing(live: Live) -> None:
         assert each.recv(64).startswith(b"HTTP/1.1 200")
         each.close()
     live.until(lambda: idle(live), "idle")
-    assert len(live.members()) == 2
+    assert len(live.members()) == 3
 
 
 def test_a_client_that_leaves_during_inference_gives_its_lease_back(live: Live) -> None:

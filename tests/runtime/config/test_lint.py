@@ -32,6 +32,11 @@ def test_a_plain_configuration_has_no_findings(machine: int | None) -> None:
         ("devices: [{id: cpu:0, memory: 64GiB}]\nhost: {memory: 12GiB}", "devices.0.memory", "more than this machine"),
         ("devices: [{id: cpu:0, headroom: 8GiB}]", "devices.0.headroom", "leaves no memory"),
         ("devices: [{id: cpu:0, isolation: thread}]", "devices.0.isolation", "ends the server"),
+        (
+            "devices: [{id: cuda:0, start: standby, pinned: 2GiB}]",
+            "devices.0.start",
+            "2.0 GiB of page-locked memory twice",
+        ),
         ("devices: [{id: cpu:0, load_timeout: 10s}]", "devices.0.load_timeout", "under server.wait.soft"),
         ("server: {drain: {delay: 10s, timeout: 20s}}", "server.drain", "delay and timeout are 30s"),
         ("server: {drain: {delay: 6s, timeout: 20s}}", "server.drain", "stopping takes up to 31s"),

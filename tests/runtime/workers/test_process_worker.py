@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +22,22 @@ from actors.errors import LoadFailed, NotReady, WorkerDied
 from runtime.workers import spawn
 from runtime.workers.port import Call
 from runtime.workers.process import Backoff
-from tests.runtime.workers.worker_kit import eventually, process_worker
+from tests.runtime.workers import worker_kit
+from tests.runtime.workers.worker_kit import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
     from tests.runtime.workers.worker_kit import Rig
+
+    Start = Callable[..., AbstractAsyncContextManager[Rig]]
+
+
+@pytest.fixture(params=["spawn", "zygote"])
+def process_worker(request: pytest.FixtureRequest) -> Start:
+    """Started workers; how their processes come about makes no difference to any promise."""
+    return partial(worker_kit.process_worker, start=request.param)
 
 
 def gone(pid: int) -> bool:
@@ -48,7 +61,7 @@ async def facts(rig: Rig) -> dict[str, object]:
     return answer
 
 
-async def test_sigkill_is_noticed_within_a_second_by_everybody_who_waits(tmp_path: Path) -> None:
+async def test_sigkill_is_noticed_within_a_second_by_everybody_who_waits(process_worker: Start, tmp_path: Path) -> None:
     """F57, R8: load, call and queued call fail with the cause; `on_lost` hears it once; a new life answers."""
     async with process_worker() as rig:
         await rig.worker.load(rig.model("a"))
@@ -85,7 +98,7 @@ async def test_sigkill_is_noticed_within_a_second_by_everybody_who_waits(tmp_pat
         (b"!babble", "broke the control protocol: a frame of 4294967295 bytes, the limit is 16777216"),
     ],
 )
-async def test_every_other_end_is_named_too(deed: bytes, cause: str) -> None:
+async def test_every_other_end_is_named_too(process_worker: Start, deed: bytes, cause: str) -> None:
     """F57, S7: signals, early exits and breaches of protocol end one life, with their names, and no more."""
     async with process_worker() as rig:
         await rig.worker.load(rig.model("a"))
@@ -98,7 +111,7 @@ async def test_every_other_end_is_named_too(deed: bytes, cause: str) -> None:
         assert [words for _, words in rig.lost] == [cause]
 
 
-async def test_a_truncated_mapping_is_told_as_sigbus(tmp_path: Path) -> None:
+async def test_a_truncated_mapping_is_told_as_sigbus(process_worker: Start, tmp_path: Path) -> None:
     """R37: not a time-out, and not the front's death."""
     async with process_worker() as rig:
         await rig.worker.load(rig.model("a"))
@@ -108,7 +121,7 @@ async def test_a_truncated_mapping_is_told_as_sigbus(tmp_path: Path) -> None:
         assert time.monotonic() - started < 1
 
 
-async def test_a_stalled_load_ends_the_worker_and_says_so() -> None:
+async def test_a_stalled_load_ends_the_worker_and_says_so(process_worker: Start) -> None:
     """F56: no answer within the limit; a cancelled load that does not end is stalled as well."""
     async with process_worker(load_timeout=0.2) as rig:
         with pytest.raises(WorkerDied, match=r"stalled while loading a@1: no answer for 0\.2 s"):
@@ -126,7 +139,7 @@ async def test_a_stalled_load_ends_the_worker_and_says_so() -> None:
         ]
 
 
-async def test_a_hanging_eviction_recycles_the_worker() -> None:
+async def test_a_hanging_eviction_recycles_the_worker(process_worker: Start) -> None:
     """F60: the process, and its memory, go instead."""
     async with process_worker(load_timeout=0.2) as rig:
         model = rig.model("a", "echo", evict="hang")
@@ -136,7 +149,7 @@ async def test_a_hanging_eviction_recycles_the_worker() -> None:
         await restarted(rig)
 
 
-async def test_a_call_has_no_time_limit_of_the_load(tmp_path: Path) -> None:
+async def test_a_call_has_no_time_limit_of_the_load(process_worker: Start, tmp_path: Path) -> None:
     """F56: the limit on loads never ends a long inference."""
     async with process_worker(load_timeout=0.05) as rig:
         await rig.worker.load(rig.model("a"))
@@ -149,7 +162,7 @@ async def test_a_call_has_no_time_limit_of_the_load(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-async def test_a_grandchild_goes_with_the_worker(tmp_path: Path, end: str) -> None:
+async def test_a_grandchild_goes_with_the_worker(process_worker: Start, tmp_path: Path, end: str) -> None:
     """F75, R27: whatever a model's code forked is killed with the group, within three seconds."""
     async with process_worker() as rig:
         await rig.worker.load(rig.model("a", "fork", pid=tmp_path / "pid"))
@@ -163,11 +176,12 @@ async def test_a_grandchild_goes_with_the_worker(tmp_path: Path, end: str) -> No
         await eventually(lambda: gone(grandchild), within=3)
 
 
+@pytest.mark.parametrize("start", ["spawn", "zygote"])
 @pytest.mark.parametrize("stuck", [False, True])
-async def test_a_worker_dies_with_its_front(*, stuck: bool) -> None:
+async def test_a_worker_dies_with_its_front(start: str, *, stuck: bool) -> None:
     """F74, I9: after kill -9 of the front no worker is left, not even one that runs no code of ours any more."""
     front = await asyncio.to_thread(
-        subprocess.Popen, [sys.executable, "-m", "tests.runtime.workers.lone_front"], stdout=subprocess.PIPE
+        subprocess.Popen, [sys.executable, "-m", "tests.runtime.workers.lone_front", start], stdout=subprocess.PIPE
     )
     with front:
         assert front.stdout is not None
@@ -179,7 +193,7 @@ async def test_a_worker_dies_with_its_front(*, stuck: bool) -> None:
         await eventually(lambda: gone(worker), within=3)
 
 
-async def test_stopping_does_not_wait_for_a_stuck_call(tmp_path: Path) -> None:
+async def test_stopping_does_not_wait_for_a_stuck_call(process_worker: Start, tmp_path: Path) -> None:
     """F74: SIGTERM, the grace, SIGKILL; the call under way is told, and `on_lost` is not."""
     async with process_worker(stop_grace=0.1) as rig:
         await rig.worker.load(rig.model("a"))
@@ -195,7 +209,7 @@ async def test_stopping_does_not_wait_for_a_stuck_call(tmp_path: Path) -> None:
         assert not rig.lost
 
 
-async def test_an_idle_worker_ends_by_itself_on_sigterm() -> None:
+async def test_an_idle_worker_ends_by_itself_on_sigterm(process_worker: Start) -> None:
     """F74: the grace is not used up; an end that nobody here asked for is a loss like any other."""
     async with process_worker(stop_grace=30.0) as rig:
         os.kill(rig.worker.pid, signal.SIGTERM)
@@ -205,7 +219,7 @@ async def test_an_idle_worker_ends_by_itself_on_sigterm() -> None:
             await rig.worker.stop()
 
 
-async def test_ctrl_c_is_the_fronts_business() -> None:
+async def test_ctrl_c_is_the_fronts_business(process_worker: Start) -> None:
     """F74: SIGINT reaches a terminal's whole group; the worker goes on, and so does SIGPIPE."""
     async with process_worker() as rig:
         await rig.worker.load(rig.model("a"))
@@ -214,7 +228,7 @@ async def test_ctrl_c_is_the_fronts_business() -> None:
         assert (await rig.worker.infer(Call("a@1", b"still here"))).body == b"still here"
 
 
-async def test_a_worker_that_can_not_start_is_tried_again_and_reported() -> None:
+async def test_a_worker_that_can_not_start_is_tried_again_and_reported(process_worker: Start) -> None:
     """Each failed start is a loss with its exit; callers are told to come back."""
     async with process_worker(device="broken:0", wait=False) as rig:
         await eventually(lambda: len(rig.lost) >= 2)
@@ -228,7 +242,7 @@ async def test_a_worker_that_can_not_start_is_tried_again_and_reported() -> None
             await rig.worker.ready()
 
 
-async def test_a_worker_that_never_answers_is_killed_after_the_start_limit() -> None:
+async def test_a_worker_that_never_answers_is_killed_after_the_start_limit(process_worker: Start) -> None:
     """The handshake has a limit of its own."""
     async with process_worker(device="slow:0", wait=False, start_timeout=0.1) as rig:
         await eventually(lambda: rig.lost)
@@ -236,7 +250,7 @@ async def test_a_worker_that_never_answers_is_killed_after_the_start_limit() -> 
         assert gone(rig.lost[0][0])
 
 
-async def test_leaving_while_it_starts_leaves_nothing() -> None:
+async def test_leaving_while_it_starts_leaves_nothing(process_worker: Start) -> None:
     """I9: cancelled in the middle of the handshake, no process stays."""
     async with process_worker(device="slow:0", wait=False, stop_grace=0.1) as rig:
         await eventually(lambda: rig.worker._life is not None)
@@ -244,7 +258,7 @@ async def test_leaving_while_it_starts_leaves_nothing() -> None:
     assert gone(pid)
 
 
-async def test_a_cancelled_host_takes_the_worker_with_it() -> None:
+async def test_a_cancelled_host_takes_the_worker_with_it(process_worker: Start) -> None:
     """I9: the process is gone before the cancellation leaves the block."""
     pids: list[int] = []
 
@@ -261,7 +275,7 @@ async def test_a_cancelled_host_takes_the_worker_with_it() -> None:
     assert gone(pids[0])
 
 
-async def test_twenty_restarts_leak_nothing() -> None:
+async def test_twenty_restarts_leak_nothing(process_worker: Start) -> None:
     """I9: descriptors, threads, shared memory and children after 20 lives are those after one."""
     own = Path(f"/proc/{os.getpid()}")
 
@@ -286,7 +300,7 @@ async def test_twenty_restarts_leak_nothing() -> None:
 
 
 async def test_the_environment_and_the_descriptors_are_only_what_a_worker_needs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    process_worker: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """S8: no secret of the front, and no open file of it, reaches a worker."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
@@ -303,9 +317,9 @@ async def test_the_environment_and_the_descriptors_are_only_what_a_worker_needs(
     assert str(found["fds"]).count("memfd:foreload-ring") <= 2
 
 
-async def test_a_worker_is_a_fresh_interpreter_in_its_own_session() -> None:
-    """F76, F75: exec, never fork alone; own group and session; our arguments arrive; the package is the front's."""
-    async with process_worker(allow=("a.b", "c"), threads=3) as rig:
+async def test_a_spawned_worker_is_a_fresh_interpreter_in_its_own_session() -> None:
+    """F76, F75: exec; own group and session; our arguments arrive; the package is the front's."""
+    async with worker_kit.process_worker(allow=("a.b", "c"), threads=3) as rig:
         found = await facts(rig)
         argv = found["argv"]
         assert isinstance(argv, list)
@@ -318,7 +332,7 @@ async def test_a_worker_is_a_fresh_interpreter_in_its_own_session() -> None:
     assert spawn.START_METHOD == "exec"
 
 
-async def test_a_specification_that_does_not_fit_is_refused_and_harms_nobody() -> None:
+async def test_a_specification_that_does_not_fit_is_refused_and_harms_nobody(process_worker: Start) -> None:
     """F-size: a configuration over 16 MiB is a failed load with numbers, not a dead worker."""
     async with process_worker() as rig:
         with pytest.raises(LoadFailed, match="limit is 16777216"):
@@ -329,7 +343,7 @@ async def test_a_specification_that_does_not_fit_is_refused_and_harms_nobody() -
         assert [held.model for held in await rig.worker.inventory()] == [large]
 
 
-async def test_an_endless_error_message_is_cut_to_fit_a_slot() -> None:
+async def test_an_endless_error_message_is_cut_to_fit_a_slot(process_worker: Start) -> None:
     """S7: an error longer than the slot still arrives as its class."""
     async with process_worker() as rig:
         await rig.worker.load(rig.model("a"))
@@ -338,7 +352,7 @@ async def test_an_endless_error_message_is_cut_to_fit_a_slot() -> None:
         assert caught.value.code == "bad_tensor"
 
 
-async def test_a_storm_of_cancellations_and_a_kill_leaves_no_slot_and_no_resident_behind() -> None:
+async def test_a_storm_of_cancellations_and_a_kill_leaves_no_slot_and_no_resident_behind(process_worker: Start) -> None:
     """I9: 200 calls, every third cancelled, a kill in the middle; afterwards every slot is free again."""
     async with process_worker(slots=8) as rig:
         model = rig.model("a")
@@ -363,7 +377,7 @@ async def test_a_storm_of_cancellations_and_a_kill_leaves_no_slot_and_no_residen
         await restarted(rig)
 
 
-def test_all_of_it_works_on_uvloop() -> None:
+def test_all_of_it_works_on_uvloop(process_worker: Start) -> None:
     """The front runs on uvloop: ring, control channel and exit watch are the same there."""
 
     async def story() -> list[str]:
@@ -380,14 +394,15 @@ def test_all_of_it_works_on_uvloop() -> None:
         assert runner.run(story()) == ["killed by SIGKILL (out of memory?)"]
 
 
-def test_pauses_double_up_to_a_limit_and_start_again_after_a_healthy_life() -> None:
-    """0.1 s doubling to 10 s; 60 s of health forgive everything."""
+def test_pauses_double_up_to_a_limit_and_a_healthy_life_needs_none() -> None:
+    """0.1 s doubling to 10 s; after 60 s of health the next life begins at once."""
     backoff, pause, pauses = Backoff(), 0.0, []
     for _ in range(9):
         pause = backoff.after(pause, lived=1.0)
         pauses.append(pause)
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
-    assert backoff.after(10.0, lived=60.0) == 0.1
+    assert backoff.after(10.0, lived=60.0) == 0
+    assert backoff.after(0.0, lived=1.0) == 0.1
 
 
 def test_exits_are_said_in_words() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,6 +12,7 @@ from actors.residency.model import Footprint, Model
 from runtime.workers.local import ThreadWorker
 from runtime.workers.port import BuilderSpec, LoadSpec
 from runtime.workers.process import Backoff, ProcessWorker
+from runtime.workers.zygotes import Zygotes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -29,6 +30,7 @@ class Rig:
     worker: Any = None
     ready: list[int] = field(default_factory=list)
     lost: list[tuple[int, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     behaviour: dict[str, tuple[str, dict[str, object]]] = field(default_factory=dict)
 
     def model(self, name: str, target: str = "echo", size: int = 1000, **config: object) -> Model:
@@ -63,19 +65,27 @@ async def process_worker(**changes: Any) -> AsyncIterator[Rig]:
         "core": FAKE,
         **changes,
     }
-    device, wait = settings.pop("device"), settings.pop("wait", True)
-    rig.worker = ProcessWorker(
-        device,
-        resolve=rig.resolve,
-        on_ready=rig.ready.append,
-        on_lost=lambda pid, cause: rig.lost.append((pid, cause)),
-        **settings,
-    )
-    async with rig.worker:
+    device, wait, start = settings.pop("device"), settings.pop("wait", True), settings.pop("start", "spawn")
+    async with AsyncExitStack() as stack:
+        if start == "zygote":
+            settings["starter"] = await stack.enter_async_context(zygotes(rig, settings["core"]))
+        rig.worker = ProcessWorker(
+            device,
+            resolve=rig.resolve,
+            on_ready=rig.ready.append,
+            on_lost=lambda pid, cause: rig.lost.append((pid, cause)),
+            **settings,
+        )
+        await stack.enter_async_context(rig.worker)
         if wait:
             with anyio.fail_after(20):
                 await rig.worker.ready()
         yield rig
+
+
+def zygotes(rig: Rig, core: str = FAKE, **changes: Any) -> Zygotes:
+    """A starter that forks and never falls back, so that no test passes by spawning."""
+    return Zygotes(core, **{"notify": rig.notes.append, "insist": True, "start_timeout": 20.0, **changes})
 
 
 @asynccontextmanager
