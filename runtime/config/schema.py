@@ -180,6 +180,8 @@ class Host(Frozen):
     """Part of that memory which stays free."""
     mlock: Flag = False
     """Locks weights into memory so that the system cannot page them out."""
+    mlock_limit: Amount | None = None
+    """Most memory that is locked, as a size or a share of the machine's; null: as much as the system permits."""
     pressure: Pressure = Pressure()
     """When the host's memory counts as short."""
 
@@ -200,6 +202,8 @@ class Disk(Frozen):
     """Space that the cache may take."""
     loads_in_parallel: Annotated[Positive, Field(le=64)] = 1
     """Models that are brought into the cache at one time."""
+    slabs: Flag = True
+    """Lays a loaded model's weights anew in the order of their use, with checksums, where there is room to spare."""
 
 
 class Preprocess(Frozen):

@@ -14,6 +14,8 @@ from actors.errors import CorruptWeights, ForeloadError
 from runtime.tiers.blobs import Blobs, DiskSnapshot
 from runtime.tiers.convert import Options, converting
 from runtime.tiers.index import read_index, read_index_at
+from runtime.tiers.recipe import Recipe
+from runtime.tiers.slabs import Slabs
 from runtime.tiers.staging import Staging, clone
 from runtime.tiers.verify import Digest, Verified, hashing, open_regular, unwritable
 
@@ -73,6 +75,7 @@ class DiskStore:
             self._staging = Staging(root)
             self._staging.reclaim()
             self._blobs = Blobs(root, quota, self._staging)
+            self._slabs = Slabs(self._blobs, self._staging)
         except OSError as error:
             raise unwritable(error) from None
 
@@ -96,6 +99,17 @@ class DiskStore:
         """Start an admission that the caller steps; its blob stays held until `let_go`."""
         return Admission(self._admitting(record), self.let_go)
 
+    def begin_slab(self, record: ModelRecord, recipe: Recipe) -> Admission:
+        """Start to lay a model's slab, which later admissions take instead of the file it was made from.
+
+        It takes room only where nothing has to leave for it, else it raises `DiskFull`. Nothing is done if it exists.
+        """
+        return Admission(self._slab(record, recipe, spare=True), self.let_go)
+
+    def condemn(self, path: Path) -> None:
+        """Set a file of ours aside whose bytes were found wrong; a mapping of it stays valid."""
+        self._staging.quarantine(path)
+
     def let_go(self, path: Path) -> None:
         """Give back one hold of an admitted file."""
         self._blobs.let_go(path)
@@ -107,6 +121,39 @@ class DiskStore:
     # -- admission -----------------------------------------------------------------------------------
 
     def _admitting(self, record: ModelRecord) -> Generator[None, None, Path]:
+        try:
+            known = self._slabs.take(record.fingerprint)
+        except OSError as error:
+            raise unwritable(error) from None
+        if known is not None:
+            return known
+        if not record.variant.plain:
+            return (yield from self._slab(record, Recipe()))
+        return (yield from self._original(record))
+
+    def _slab(self, record: ModelRecord, recipe: Recipe, *, spare: bool = False) -> Generator[None, None, Path]:
+        original = yield from self._original(record)
+        try:
+            return (
+                yield from self._slabs.laying(
+                    record.fingerprint,
+                    original,
+                    record.manifest.weights_row.sha256,
+                    recipe,
+                    record.variant,
+                    spare=spare,
+                )
+            )
+        except ForeloadError as error:
+            error.model = record.name
+            raise
+        except OSError as error:
+            raise unwritable(error) from None
+        finally:
+            self.let_go(original)
+
+    def _original(self, record: ModelRecord) -> Generator[None, None, Path]:
+        """The weights as they came, verified and held."""
         try:
             manifest = record.manifest
             row = manifest.weights_row

@@ -13,13 +13,15 @@ import stat
 from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from actors.errors import CorruptWeights, DiskFull, FetchFailed
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
+
+R = TypeVar("R")
 
 STEP: Final = 8 << 20
 """Bytes per read: large enough to stream, small enough to keep the loop responsive and cancellation quick."""
@@ -112,7 +114,7 @@ def sha256_of(path: Path) -> tuple[int, str]:
     return found.size, found.sha256
 
 
-def finish(steps: Generator[None, None, Digest]) -> Digest:
+def finish(steps: Generator[None, None, R]) -> R:
     """Run stepped work to its end in one go."""
     while True:
         try:
