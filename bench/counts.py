@@ -96,7 +96,7 @@ def main() -> int:
     process = psutil.Process()
     traffic = Traffic(MODELS)
     traffic.draw(0)
-    anyio.run(anyio.to_thread.run_sync, gc.collect)  # a server has its loop and a thread before it counts anything
+    anyio.run(awake)
     before = process.memory_info().rss
     counts = Counts(START, 0.0, zone=ZONE)
     for model in range(MODELS):
@@ -121,6 +121,11 @@ def main() -> int:
         imported(20_000 if args.quick else 200_000),
     ]
     return finish("counts", rows, args)
+
+
+async def awake() -> None:
+    """What a server has before it counts anything: a loop and a thread."""
+    await anyio.to_thread.run_sync(gc.collect)
 
 
 def with_fit(counts: Counts, process: psutil.Process, before: int) -> Row:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import orjson
 
-from bench.load import Job, Outcome, finished, start
 from bench.models import IMAGE, WIDTH, Glance, mlp
 from bench.report import Row, arguments, finish
+from bench.traffic import Job, Outcome, finished, start
 from bench.world import Server, configuration, http_request, memory_mb, spent_between, write_model
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from bench.http import body_of
-from bench.load import Job, Outcome, finished, start
 from bench.models import WIDTH, Bulky, mlp
 from bench.report import Row, arguments, finish
+from bench.traffic import Job, Outcome, finished, start
 from bench.world import Server, configuration, http_request, write_model
 
 if TYPE_CHECKING:

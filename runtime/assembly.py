@@ -37,7 +37,10 @@ from runtime.machine import capacity_of, compute_threads
 from runtime.readout import Readout
 from runtime.remoting import pace_of, permits_of
 from runtime.server import VERSION, ServingBackend
+from runtime.telemetry.readings import HostReading
 from runtime.telemetry.wiring import Views
+from runtime.tiers.background import SlabLaying
+from runtime.tiers.calibrate import calibrate
 from runtime.tiers.disk import DiskStore
 from runtime.tiers.host import HostStore
 from runtime.tiers.offload import ThreadOffload
@@ -60,6 +63,8 @@ if TYPE_CHECKING:
     from runtime.config.schema import Config, Device
     from runtime.http.app import Front
     from runtime.telemetry.logs import Logs
+    from runtime.tiers.calibrate import Floors
+    from runtime.tiers.host import HostSnapshot
     from runtime.workers.start import Starter
 
 CATALOG_POLL: Final = 2.0
@@ -122,12 +127,18 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
             for worker in workers.values():
                 await worker.release_host(fingerprint)
 
+        store = HostStore(
+            disk, find, offload, release, config.host.mlock, remote, lock_limit=_lock_limit(config, memory)
+        )
         host_place = SpecifiedHost(
-            HostStore(disk, find, offload, release, config.host.mlock, remote),
+            store,
             find,
             offload,
             json_depth=config.server.limits.json_depth,
         )
+
+        slabs = SlabLaying(disk, find, offload)
+        floors = await offload(calibrate, config.disk.path)
 
         # Device workers. They start now and say when they answer; the actors do not wait for them.
         refs: dict[str, Ref[Command]] = {}
@@ -135,7 +146,16 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
         for device in config.devices:
             starter = await starters.of(device.id, device.start, device.allow)
             workers[device.id] = await stack.enter_async_context(
-                _worker(config, device, host=host_place, refs=refs, clock=clock, views=views, starter=starter)
+                _worker(
+                    config,
+                    device,
+                    host=host_place,
+                    slabs=slabs,
+                    refs=refs,
+                    clock=clock,
+                    views=views,
+                    starter=starter,
+                )
             )
 
         # The actors.
@@ -220,6 +240,7 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
             policy=config.policy.model_dump(mode="json"),
             workers=workers,
             forecaster=forecaster,
+            weights=lambda: _weights(store.snapshot(), slabs, floors),
         )
         views.read_from(readout.reading)
         if config.telemetry.access_log:
@@ -266,6 +287,7 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
         for name, worker in workers.items():
             if isinstance(worker, ProcessWorker):
                 rounds.start_soon(vitals.probe, name)
+        rounds.start_soon(slabs.run)
         rounds.start_soon(_sample_memory, memory, config.host.pressure.interval, (host, *devices))
         rounds.start_soon(_poll, lambda: dispatcher.tell(Refresh()), CATALOG_POLL)
         yield Assembly(app, backend, devices, host, workers, views, clock)
@@ -315,6 +337,7 @@ def _worker(
     device: Device,
     *,
     host: SpecifiedHost,
+    slabs: SlabLaying,
     refs: dict[str, Ref[Command]],
     clock: LoopClock,
     views: Views,
@@ -332,6 +355,7 @@ def _worker(
         if device.id in refs:
             refs[device.id].tell(Lost(cause))
 
+    on_recipe = slabs.note if config.disk.slabs else None
     threads = device.threads or compute_threads(sum(each.id.startswith("cpu") for each in config.devices))
     pinned = device.pinned if device.id.startswith("cuda:") else 0
     slot_bytes = max(config.server.limits.body, config.server.limits.response)
@@ -342,6 +366,7 @@ def _worker(
             resolve=host.resolve,
             on_ready=ready,
             on_lost=lost,
+            on_recipe=on_recipe,
             allow=device.allow,
             threads=threads,
             pinned=pinned,
@@ -353,6 +378,7 @@ def _worker(
         resolve=host.resolve,
         on_ready=ready,
         on_lost=lost,
+        on_recipe=on_recipe,
         allow=device.allow,
         threads=threads,
         pinned=pinned,
@@ -396,6 +422,17 @@ def _device_cache(
         clock=clock,
         emit=views.emit,
     )
+
+
+def _weights(shown: HostSnapshot, slabs: SlabLaying, floors: Floors) -> HostReading:
+    return HostReading(
+        shown.mapped, shown.locked, shown.refused_locks, slabs.laid, slabs.failed, shown.speed, floors.populate
+    )
+
+
+def _lock_limit(config: Config, memory: HostMemory) -> int | None:
+    amount = config.host.mlock_limit
+    return None if amount is None else capacity_of("host", amount, memory)
 
 
 def _host_settings(config: Config, capacity: int) -> Settings:

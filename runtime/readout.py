@@ -15,7 +15,7 @@ from actors.tier_cache import TierCache
 from runtime.telemetry.readings import DeviceReading, Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from actors.actor import Ref
     from actors.forecaster import ForecastMessage
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from actors.supervisor import Supervisor
     from actors.views import TierSnapshot
     from runtime.telemetry.feed import Feed
+    from runtime.telemetry.readings import HostReading
     from runtime.telemetry.tally import Tally
     from runtime.workers.pipelines import Prepared
 
@@ -49,7 +50,7 @@ class Worker(Protocol):
 
 
 class Readout:
-    """`policy` is shown as it is."""
+    """`policy` is shown as it is, `weights` reads the host tier's numbers."""
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Readout:
         policy: Mapping[str, object],
         workers: Mapping[str, Worker],
         forecaster: Ref[ForecastMessage],
+        weights: Callable[[], HostReading] | None = None,
     ) -> None:
         self._devices = devices
         self._host = host
@@ -69,6 +71,7 @@ class Readout:
         self._policy = policy
         self._workers = workers
         self._forecaster = forecaster
+        self._weights = weights
 
     def state(self, tally: Tally, feed: Feed) -> dict[str, object]:
         """Size, capacity, TTL, residents, leases, tiers, hit rates and the mean access time that they imply."""
@@ -152,7 +155,8 @@ class Readout:
                 devices.append(DeviceReading(view.where, view.capacity, used, view.resident, view.foreign))
         mailboxes = {name: int(row["mailbox_depth"]) for name, row in self._supervisor.snapshot().items()}
         prepared = {name: worker.prepared for name, worker in self._workers.items()}
-        return Reading(tuple(devices), residents, leases, mailboxes, prepared=prepared)
+        host = None if self._weights is None else self._weights()
+        return Reading(tuple(devices), residents, leases, mailboxes, host=host, prepared=prepared)
 
     @staticmethod
     def _views(refs: tuple[Ref[Command], ...]) -> list[TierSnapshot]:

@@ -82,6 +82,7 @@ Digest: TypeAlias = Annotated[str, AfterValidator(matching(r"[0-9a-f]{64}", "sha
 RelativePath: TypeAlias = Annotated[str, AfterValidator(relative_path)]
 SourceUrl: TypeAlias = Annotated[str, AfterValidator(source)]
 Text: TypeAlias = Annotated[str, StringConstraints(max_length=1024)]
+Pattern: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Size: TypeAlias = Annotated[Bytes, Field(ge=1)]
 Delay: TypeAlias = Annotated[Seconds, Field(le=60)]
 Switch: TypeAlias = Flag
@@ -172,6 +173,15 @@ class Sizes(Frozen):
     """Bytes in host memory."""
 
 
+class Chosen(Frozen):
+    """Which tensors of the weights are taken, by name patterns: `*`, `?`, `[ab]`."""
+
+    include: tuple[Pattern, ...] = Field(default=(), max_length=1024)
+    """Names that are taken; empty takes all."""
+    exclude: tuple[Pattern, ...] = Field(default=(), max_length=1024)
+    """Names that are left out, also of the included."""
+
+
 class Manifest(Frozen):
     """All that is known of a model before it is built."""
 
@@ -203,6 +213,10 @@ class Manifest(Frozen):
     """Bytes it needs; null computes them from the weights."""
     cast: Switch = False
     """Converts weights whose dtype differs from the module's."""
+    dtype: Literal["fp32", "fp16", "bf16"] | None = None
+    """Precision of whatever is floating, weights and module; null takes both as they are."""
+    tensors: Chosen = Chosen()
+    """Which tensors of the weights are taken; all by default."""
     reject_nonfinite: Switch = False
     """Refuses weights with NaN or infinity."""
     in_place: Switch = False

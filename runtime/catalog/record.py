@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
 
-from actors.errors import CorruptWeights, FetchFailed, LoadFailed
+from actors.errors import CorruptWeights, FetchFailed, ForeloadError, LoadFailed
 from actors.residency.model import ModelKey, key_of
+from runtime.catalog.manifest import Manifest
+from runtime.tiers.index import read_index
+from runtime.tiers.variant import Variant
 from runtime.tiers.verify import open_regular, unreadable
 from runtime.workers.port import BatchSpec, BuilderSpec, LoadSpec, TensorSpec
 
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from runtime.catalog.manifest import Manifest
 
 CONFIG_CAP: Final = 4 << 20
 """Largest config.json, in bytes."""
@@ -32,7 +34,10 @@ _CODE_KEYS = frozenset({"auto_map", "trust_remote_code", "custom_pipelines", "cu
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """A complete model directory. `weights_bytes` is the size of its weights file, `fingerprint` hex."""
+    """A complete model directory.
+
+    `weights_bytes` is the size of its weights file, or of what the manifest takes of it; `fingerprint` is hex.
+    """
 
     name: str
     version: str
@@ -47,6 +52,11 @@ class ModelRecord:
     def key(self) -> ModelKey:
         """`name@version`."""
         return key_of(self.name, self.version)
+
+    @property
+    def variant(self) -> Variant:
+        """What of the weights is served, and in which precision."""
+        return _variant(self.manifest)
 
     @property
     def weights(self) -> Path:
@@ -65,9 +75,24 @@ def record_of(directory: Path, manifest: Manifest) -> ModelRecord:
         directory=directory,
         manifest=manifest,
         fingerprint=fingerprint_of(manifest),
-        weights_bytes=manifest.weights_row.size,
+        weights_bytes=_weights_bytes(directory, manifest),
         elsewhere=manifest.source_of(manifest.weights_row) is not None,
     )
+
+
+def _variant(manifest: Manifest) -> Variant:
+    return Variant(manifest.tensors.include, manifest.tensors.exclude, manifest.dtype or "")
+
+
+def _weights_bytes(directory: Path, manifest: Manifest) -> int:
+    """A first footprint, until one is measured."""
+    row, variant = manifest.weights_row, _variant(manifest)
+    if variant.plain or manifest.pickled:
+        return row.size
+    try:
+        return variant.total(read_index(directory / row.path))
+    except ForeloadError:  # whatever is wrong with it is for the admission to say
+        return row.size
 
 
 def fingerprint_of(manifest: Manifest) -> str:
@@ -82,6 +107,10 @@ def fingerprint_of(manifest: Manifest) -> str:
             del row["preprocess"]
     tree["files"] = sorted((row.path, row.sha256) for row in manifest.files)
     tree["weights"] = manifest.weights_row.path
+    # Left out where they say nothing, so that what was measured of a model before they existed still counts.
+    for key in ("dtype", "tensors"):
+        if getattr(manifest, key) == Manifest.model_fields[key].default:
+            del tree[key]
     return blake3(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -126,15 +155,16 @@ def input_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
 
 def _builder(record: ModelRecord, fetched: Mapping[str, Path]) -> BuilderSpec:
     builder = record.manifest.builder
+    dtype = record.manifest.dtype or ""
     if builder.kind == "python":
-        return BuilderSpec("python", builder.target, builder.arguments)
+        return BuilderSpec("python", builder.target, builder.arguments, dtype)
     path = builder.config or ""
     config = _read_config(record, path, fetched.get(path, record.directory / path))
     for key in _code_keys(config):
         raise LoadFailed(
             f"the model's config asks for code from elsewhere ({key}), which is never run", model=record.name
         )
-    return BuilderSpec("transformers", builder.architecture, config)
+    return BuilderSpec("transformers", builder.architecture, config, dtype)
 
 
 def _read_config(record: ModelRecord, path: str, lies: Path) -> dict[str, object]:

@@ -184,6 +184,8 @@ class Host(Frozen):
     """Part of that memory which stays free."""
     mlock: Flag = False
     """Locks weights into memory so that the system cannot page them out."""
+    mlock_limit: Amount | None = None
+    """Most memory that is locked, as a size or a share of the machine's; null: as much as the system permits."""
     pressure: Pressure = Pressure()
     """When the host's memory counts as short."""
 
@@ -206,6 +208,8 @@ class Disk(Frozen):
     """Models that are brought into the cache at one time."""
     skeletons: Flag = True
     """Keeps modules without weights in the cache, so that a restarted worker builds none."""
+    slabs: Flag = True
+    """Lays a loaded model's weights anew in the order of their use, with checksums, where there is room to spare."""
 
 
 class Preprocess(Frozen):

@@ -37,6 +37,22 @@ class DeviceReading:
 
 
 @dataclass(frozen=True, slots=True)
+class HostReading:
+    """The host tier: bytes mapped and locked, locks refused, slabs laid and given up, and bytes per second.
+
+    `populate` is what the last load reached, `floor` what the machine did at the start; 0 where not measured.
+    """
+
+    mapped: int
+    locked: int
+    refused_locks: int
+    slabs: int
+    slabs_failed: int
+    populate: float
+    floor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """One look at the server. Advisory: nothing is decided on it."""
 
@@ -44,6 +60,7 @@ class Reading:
     residents: Mapping[tuple[str, Tier], int] = field(default_factory=dict)
     leases: Mapping[ModelKey, int] = field(default_factory=dict)
     mailboxes: Mapping[str, int] = field(default_factory=dict)
+    host: HostReading | None = None
     lost: Mapping[str, int] = field(default_factory=dict)
     """By channel (`spans`, `logs`, …): how much telemetry was dropped since the start."""
     prepared: Mapping[str, Prepared] = field(default_factory=dict)
@@ -133,6 +150,7 @@ class Readings(Collector):
             depths.add_metric((actor,), count)
         yield depths
         yield from _preprocess(reading.prepared)
+        yield from _host(reading.host)
         lost = CounterMetricFamily("foreload_telemetry_lost", "Telemetry dropped.", labels=("channel",))
         for channel, count in reading.lost.items():
             lost.add_metric((channel,), count)
@@ -150,6 +168,22 @@ def _preprocess(prepared: Mapping[str, Prepared]) -> Iterator[Metric]:
         misses.add_metric((device,), counts.misses)
         kept.add_metric((device,), counts.bytes)
     yield from (hits, misses, kept)
+
+
+def _host(row: HostReading | None) -> Iterator[Metric]:
+    sizes = GaugeMetricFamily("foreload_host_bytes", "Weights in the host's memory.", labels=("kind",))
+    refused = CounterMetricFamily("foreload_host_locks_refused", "Weights that could not be locked into memory.")
+    slabs = CounterMetricFamily("foreload_slabs", "Slabs laid, and given up.", labels=("outcome",))
+    speed = GaugeMetricFamily("foreload_host_populate_bytes_per_second", "Filling of mappings.", labels=("kind",))
+    if row is not None:
+        sizes.add_metric(("mapped",), row.mapped)
+        sizes.add_metric(("locked",), row.locked)
+        refused.add_metric((), row.refused_locks)
+        slabs.add_metric(("laid",), row.slabs)
+        slabs.add_metric(("failed",), row.slabs_failed)
+        speed.add_metric(("last",), row.populate)
+        speed.add_metric(("floor",), row.floor)
+    yield from (sizes, refused, slabs, speed)
 
 
 def _summed(counts: Mapping[ModelKey, int], label: Callable[[ModelKey], str]) -> dict[str, int]:

@@ -17,6 +17,8 @@ from runtime.tiers.convert import Options, converting
 from runtime.tiers.index import read_index, read_index_at
 from runtime.tiers.landing import Landing
 from runtime.tiers.reader import checking
+from runtime.tiers.recipe import Recipe
+from runtime.tiers.slabs import Slabs
 from runtime.tiers.staging import Staging, clone
 from runtime.tiers.verify import Digest, Verified, hashing, open_regular, unwritable
 
@@ -77,6 +79,7 @@ class DiskStore:
             self._staging = Staging(root)
             self._staging.reclaim()
             self._blobs = Blobs(root, quota, self._staging)
+            self._slabs = Slabs(self._blobs, self._staging)
             self._made = {path.name: path.read_text("ascii", "replace") for path in self._converted.iterdir()}
         except OSError as error:
             raise unwritable(error) from None
@@ -111,13 +114,30 @@ class DiskStore:
             row, blob, blobs=self._blobs, staging=self._staging, take=self._take, found=self._found, checkpoint=weights
         )
 
+    def laid(self, record: ModelRecord) -> bool:
+        """Whether there was a slab when somebody last looked, so that the file it came from need not be here."""
+        return self._blobs.known(self._slabs.path(record.fingerprint).name)
+
     def present(self, record: ModelRecord) -> bool:
         """Whether the weights were here when somebody last looked: advice, at no cost."""
         row = record.manifest.weights_row
+        if self.laid(record):
+            return True
         if not record.manifest.pickled:
             return self._blobs.known(row.sha256)
         made = self._made.get(_key(record), "").split()
         return bool(made) and self._blobs.known(made[0])
+
+    def begin_slab(self, record: ModelRecord, recipe: Recipe) -> Admission:
+        """Start to lay a model's slab, which later admissions take instead of the file it was made from.
+
+        It takes room only where nothing has to leave for it, else it raises `DiskFull`. Nothing is done if it exists.
+        """
+        return Admission(self._slab(record, {}, recipe, spare=True), self.let_go)
+
+    def condemn(self, path: Path) -> None:
+        """Set a file of ours aside whose bytes were found wrong; a mapping of it stays valid."""
+        self._blobs.condemn(path)
 
     def let_go(self, path: Path) -> None:
         """Give back one hold of an admitted file."""
@@ -130,6 +150,41 @@ class DiskStore:
     # -- admission -----------------------------------------------------------------------------------
 
     def _admitting(self, record: ModelRecord, fetched: Mapping[str, Path]) -> Generator[None, None, Path]:
+        try:
+            known = self._slabs.take(record.fingerprint)
+        except OSError as error:
+            raise unwritable(error) from None
+        if known is not None:
+            return known
+        if not record.variant.plain:
+            return (yield from self._slab(record, fetched, Recipe()))
+        return (yield from self._original(record, fetched))
+
+    def _slab(
+        self, record: ModelRecord, fetched: Mapping[str, Path], recipe: Recipe, *, spare: bool = False
+    ) -> Generator[None, None, Path]:
+        original = yield from self._original(record, fetched)
+        try:
+            return (
+                yield from self._slabs.laying(
+                    record.fingerprint,
+                    original,
+                    record.manifest.weights_row.sha256,
+                    recipe,
+                    record.variant,
+                    spare=spare,
+                )
+            )
+        except ForeloadError as error:
+            error.model = record.name
+            raise
+        except OSError as error:
+            raise unwritable(error) from None
+        finally:
+            self.let_go(original)
+
+    def _original(self, record: ModelRecord, fetched: Mapping[str, Path]) -> Generator[None, None, Path]:
+        """The weights as they came, verified and held."""
         try:
             manifest = record.manifest
             row = manifest.weights_row

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from actors.errors import ForeloadError, Invalid, NotReady
+from actors.errors import CorruptWeights, ForeloadError, Invalid, NotReady
 from actors.ports import EvictReport, Held, LoadReport
 from actors.residency.model import Tier
+from runtime.tiers.locking import Locker
 from runtime.tiers.mapping import Mapping
 from runtime.tiers.remote import Fetched
 
@@ -29,16 +30,21 @@ if TYPE_CHECKING:
     from runtime.catalog.record import ModelRecord
     from runtime.tiers.disk import Admission, DiskStore
     from runtime.tiers.remote import Remote
+    from runtime.tiers.verify import Identity
 
 
 @dataclass(frozen=True, slots=True)
 class HostSnapshot:
-    """Models in memory, their bytes, how many of those are locked, and how often locking was refused."""
+    """Models in memory, their bytes, how many of those are locked, and how often locking was refused.
+
+    `speed` is bytes per second of the last time that weights were brought into memory, 0 before.
+    """
 
     models: int
     mapped: int
     locked: int
     refused_locks: int
+    speed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,8 @@ class HostStore:
 
     `find` gives the record of a model, `release` tells the workers that a fingerprint's weights are leaving, `remote`
     brings files that are not in a model's directory.
-    With `mlock` the pages are locked as far as RLIMIT_MEMLOCK goes; beyond it they are kept like any others.
+    With `mlock` the pages are locked as far as `lock_limit` bytes and RLIMIT_MEMLOCK go; beyond it they are kept like
+    any others.
     """
 
     def __init__(  # noqa: PLR0917 -- the parts it is made of, each once, in the composition root
@@ -65,15 +72,18 @@ class HostStore:
         release: Callable[[str], Awaitable[None]],
         mlock: bool,  # noqa: FBT001 -- a setting by position, as the composition root reads it
         remote: Remote | None = None,
+        *,
+        lock_limit: int | None = None,
     ) -> None:
         self._disk = disk
         self._find = find
         self._offload = offload
         self._release = release
-        self._mlock = mlock
+        self._locker = Locker(lock_limit) if mlock else None
         self._remote = remote
         self._held: dict[ModelKey, _Resident] = {}
-        self._refused_locks = 0
+        self._sound: set[Identity] = set()
+        self._speed = 0.0
 
     async def load(self, model: Model) -> LoadReport:
         """Bring a model's weights into memory: fetch, admit to disk, map, populate.
@@ -87,7 +97,7 @@ class HostStore:
         began = anyio.current_time()
         fetched = await self._fetch(model, record)
         fetch = {"fetch": anyio.current_time() - began} if fetched.far else {}
-        arrival = _Arrival(self._disk.begin(record, fetched.paths), lock=self._mlock)
+        arrival = _Arrival(self._disk, self._disk.begin(record, fetched.paths), self._locker, self._sound)
         try:
             while not await self._offload(arrival.step):
                 pass
@@ -101,7 +111,7 @@ class HostStore:
         # From here on nothing awaits until it is in the books, so a cancellation cannot fall in between.
         mapping = arrival.mapping
         self._held[model.key] = _Resident(model, arrival.path, mapping, fetched)
-        self._refused_locks += self._mlock and not mapping.locked
+        self._speed = mapping.size / max(arrival.taken["populate"], 1e-9)
         if held is not None:
             with anyio.CancelScope(shield=True):
                 await self._drop(held)
@@ -140,7 +150,8 @@ class HostStore:
             models=len(mappings),
             mapped=sum(mapping.size for mapping in mappings),
             locked=sum(mapping.size for mapping in mappings if mapping.locked),
-            refused_locks=self._refused_locks,
+            refused_locks=self._locker.refused if self._locker else 0,
+            speed=self._speed,
         )
 
     async def _fetch(self, model: Model, record: ModelRecord) -> Fetched:
@@ -174,7 +185,7 @@ class HostStore:
 
     def _unmap(self, held: _Resident) -> int:
         try:
-            return held.mapping.close()
+            return _closed(held.mapping, self._locker)
         finally:
             self._disk.let_go(held.path)
             self._let_go(held.fetched)
@@ -199,9 +210,11 @@ class _Arrival:
     and back, and that is time in which the loop answers nobody.
     """
 
-    def __init__(self, admission: Admission, *, lock: bool) -> None:
+    def __init__(self, disk: DiskStore, admission: Admission, locker: Locker | None, sound: set[Identity]) -> None:
+        self._disk = disk
         self._admission = admission
-        self._lock = lock
+        self._locker = locker
+        self._sound = sound
         self._next = self._admit
         self._offset = 0
         self._mapping: Mapping | None = None
@@ -226,7 +239,7 @@ class _Arrival:
     def undo(self) -> None:
         """Give everything back, whatever was reached."""
         if self._mapping is not None:
-            self._mapping.close()
+            _closed(self._mapping, self._locker)
         self._admission.undo()
 
     def _admit(self) -> bool:
@@ -240,12 +253,22 @@ class _Arrival:
         return self._populate()
 
     def _populate(self) -> bool:
-        with self._timed("populate"):
-            self._offset = self.mapping.populate(self._offset)
-        if self._offset < self.mapping.size:
+        """A slab's checksums are compared the first time that this process sees it."""
+        mapping = self.mapping
+        verify = mapping.checked and mapping.identity not in self._sound
+        try:
+            with self._timed("populate"):
+                self._offset = mapping.populate(self._offset, verify=verify)
+        except CorruptWeights:
+            if mapping.checked:  # our own copy is damaged; the next load makes a new one from the original
+                self._disk.condemn(self.path)
+            raise
+        if self._offset < mapping.size:
             return False
-        if self._lock:
-            self.mapping.lock()
+        if verify and mapping.identity is not None:
+            self._sound.add(mapping.identity)
+        if self._locker is not None:
+            self._locker.lock(mapping)
         return True
 
     @contextmanager
@@ -255,3 +278,11 @@ class _Arrival:
             yield
         finally:
             self.taken[name] += time.perf_counter() - began
+
+
+def _closed(mapping: Mapping, locker: Locker | None) -> int:
+    locked = mapping.locked
+    size = mapping.close()
+    if locked and locker is not None:
+        locker.unlocked(size)
+    return size

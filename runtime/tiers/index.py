@@ -69,7 +69,8 @@ class WeightIndex:
     """Where each tensor of one file lies. `total` is the bytes of tensor data, `data` the absolute start of it.
 
     Tied tensors are in `entries` under each of their names, with the same range; `aliases` maps the further names to
-    the stored one.
+    the stored one. `buffers` names the entries that are no state but non-persistent buffers of the module, and
+    `left_out` what a filter kept out of the file; only a `slab` has either.
     """
 
     entries: Mapping[str, Entry]
@@ -77,6 +78,9 @@ class WeightIndex:
     total: int = 0
     data: int = 0
     aliases: Mapping[str, str] = field(default_factory=dict)
+    buffers: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()
+    slab: bool = False
 
     def __repr__(self) -> str:
         return f"<WeightIndex {len(self.entries)} tensors {self.total} B>"
@@ -92,7 +96,7 @@ def read_index(path: Path, *, header_cap: int = HEADER_CAP) -> WeightIndex:
         # O_NONBLOCK: a FIFO in place of the weights must not hang the loader.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
-        raise _unreadable(error) from None
+        raise unreadable(error) from None
     try:
         return read_index_at(descriptor, header_cap=header_cap)
     finally:
@@ -107,11 +111,12 @@ def read_index_at(descriptor: int, *, header_cap: int = HEADER_CAP) -> WeightInd
             raise CorruptWeights("the weights are not a regular file")
         header = _read_header(descriptor, status.st_size, header_cap)
     except OSError as error:
-        raise _unreadable(error) from None
+        raise unreadable(error) from None
     return _parse(header, status.st_size)
 
 
-def _unreadable(error: OSError | ValueError) -> FetchFailed:
+def unreadable(error: OSError | ValueError) -> FetchFailed:
+    """Say why the weights cannot be read, without their path."""
     reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "not a valid path"
     return FetchFailed(f"the weights cannot be read: {reason}")
 
@@ -119,33 +124,33 @@ def _unreadable(error: OSError | ValueError) -> FetchFailed:
 def _read_header(descriptor: int, size: int, cap: int) -> bytes:
     head = os.pread(descriptor, 64, 0)
     if len(head) < _PREFIX:
-        _refuse("truncated: shorter than the 8 bytes of the header length", head)
+        refuse("truncated: shorter than the 8 bytes of the header length", head)
     length = int.from_bytes(head[:_PREFIX], "little")
     if length > cap:
-        _refuse(f"header length {length} is over the cap of {cap} bytes", head)
+        refuse(f"header length {length} is over the cap of {cap} bytes", head)
     if length > size - _PREFIX:
-        _refuse(f"truncated: header length {length} lies beyond the file's {size} bytes", head)
+        refuse(f"truncated: header length {length} lies beyond the file's {size} bytes", head)
     if length < len(b"{}"):
-        _refuse(f"header length {length} is too short for a header", head)
+        refuse(f"header length {length} is too short for a header", head)
     chunks: list[bytes] = []
     position = _PREFIX
     while position < _PREFIX + length:
         chunk = os.pread(descriptor, _PREFIX + length - position, position)
         if not chunk:
-            _refuse("truncated while it was being read")
+            refuse("truncated while it was being read")
         chunks.append(chunk)
         position += len(chunk)
     header = b"".join(chunks)
     if not header.startswith(b"{"):
-        _refuse("the header does not start with '{'", head)
+        refuse("the header does not start with '{'", head)
     return header
 
 
 def _parse(header: bytes, size: int) -> WeightIndex:
-    tree = _decode(header)
+    tree = decoded(header)
     metadata = _metadata(tree.pop("__metadata__", None))
     if len(tree) > TENSOR_CAP:
-        _refuse(f"{len(tree)} tensors are over the limit of {TENSOR_CAP}")
+        refuse(f"{len(tree)} tensors are over the limit of {TENSOR_CAP}")
     data = _PREFIX + len(header)
     entries: dict[str, Entry] = {}
     for name, fields in tree.items():
@@ -158,18 +163,19 @@ def _parse(header: bytes, size: int) -> WeightIndex:
     return WeightIndex(*tables, size - data, data, MappingProxyType(aliases))
 
 
-def _decode(header: bytes) -> dict[str, object]:
+def decoded(header: bytes) -> dict[str, object]:
+    """Parse a header that starts with `{`, without duplicate keys or floats. Raises `CorruptWeights`."""
     try:
         text = header.decode("utf-8")
         tree = json.loads(text, object_pairs_hook=_object, parse_float=_no_float, parse_constant=_no_float)
     except UnicodeDecodeError as error:
-        _refuse(f"the header is not UTF-8 at byte {error.start}")
+        refuse(f"the header is not UTF-8 at byte {error.start}")
     except RecursionError:
-        _refuse("the header is nested too deeply")
+        refuse("the header is nested too deeply")
     except json.JSONDecodeError as error:
-        _refuse(f"the header is not JSON: {error.msg} at character {error.pos}")
+        refuse(f"the header is not JSON: {error.msg} at character {error.pos}")
     except ValueError:  # an integer of more digits than Python converts
-        _refuse("the header holds a number that is too long")
+        refuse("the header holds a number that is too long")
     # A text that starts with '{' and parses is an object.
     return cast("dict[str, object]", tree)
 
@@ -182,53 +188,53 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     seen: set[str] = set()
     for key, _ in pairs:
         if key in seen:
-            _refuse(f"duplicate key {_shown(key)} in the header")
+            refuse(f"duplicate key {quoted(key)} in the header")
         seen.add(key)
     return found
 
 
 def _no_float(text: str) -> NoReturn:
-    _refuse(f"the header holds {_shown(text)}, which is not an integer")
+    refuse(f"the header holds {quoted(text)}, which is not an integer")
 
 
 def _metadata(value: object) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        _refuse("__metadata__ is not an object")
+        refuse("__metadata__ is not an object")
     for key, text in value.items():
         if not isinstance(text, str):
-            _refuse(f"__metadata__ {_shown(key)} is not a string")
+            refuse(f"__metadata__ {quoted(key)} is not a string")
         if not (_is_unicode(key) and _is_unicode(text)):
-            _refuse(f"__metadata__ {_shown(key)} is not UTF-8")
+            refuse(f"__metadata__ {quoted(key)} is not UTF-8")
     return value
 
 
 def _aliases(text: str, entries: Mapping[str, Entry]) -> dict[str, str]:
     if not text.startswith("{"):
-        _refuse(f"__metadata__ {ALIASES} is not an object")
-    aliases = _decode(text.encode())
+        refuse(f"__metadata__ {ALIASES} is not an object")
+    aliases = decoded(text.encode())
     for alias, stored in aliases.items():
         check_name(alias)
         if alias in entries:
-            _refuse(f"alias {_shown(alias)} is a tensor as well")
+            refuse(f"alias {quoted(alias)} is a tensor as well")
         if not isinstance(stored, str) or stored not in entries:
-            _refuse(f"alias {_shown(alias)} points at {_shown(stored)}, which is not stored")
+            refuse(f"alias {quoted(alias)} points at {quoted(stored)}, which is not stored")
     return cast("dict[str, str]", aliases)
 
 
 def check_name(name: str) -> None:
     """Refuse a tensor name that could be taken for a path, or that no log line could show. Raises `CorruptWeights`."""
     if not _is_unicode(name):
-        _refuse(f"tensor name {_shown(name)} is not UTF-8")
+        refuse(f"tensor name {quoted(name)} is not UTF-8")
     if len(name.encode()) > NAME_CAP:
-        _refuse(f"tensor name {_shown(name)} is longer than {NAME_CAP} bytes")
+        refuse(f"tensor name {quoted(name)} is longer than {NAME_CAP} bytes")
     if not name:
-        _refuse("a tensor has an empty name")
+        refuse("a tensor has an empty name")
     if _CONTROL.search(name):
-        _refuse(f"tensor name {_shown(name)} holds a control character")
+        refuse(f"tensor name {quoted(name)} holds a control character")
     if name[0] in "/\\" or ".." in _SLASH.split(name):
-        _refuse(f"tensor name {_shown(name)} looks like a path")
+        refuse(f"tensor name {quoted(name)} looks like a path")
 
 
 def _is_unicode(text: str) -> bool:
@@ -237,40 +243,45 @@ def _is_unicode(text: str) -> bool:
 
 
 def _entry(name: str, value: object, data: int, size: int) -> Entry:
-    shown = f"tensor {_shown(name)}"
+    shown = f"tensor {quoted(name)}"
     if not isinstance(value, dict):
-        _refuse(f"{shown} is not an object")
+        refuse(f"{shown} is not an object")
     if value.keys() != _FIELDS:
         odd = min(value.keys() ^ _FIELDS)
-        _refuse(f"{shown}: field {_shown(odd)} is {'missing' if odd in _FIELDS else 'unknown'}")
-    dtype = value["dtype"]
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        _refuse(f"{shown}: unknown dtype {_shown(dtype)}")
-    shape = _naturals(value["shape"], f"{shown}: shape")
-    if len(shape) > DIMENSION_CAP:
-        _refuse(f"{shown}: shape has {len(shape)} dimensions, over the limit of {DIMENSION_CAP}")
-    offsets = _naturals(value["data_offsets"], f"{shown}: data_offsets")
+        refuse(f"{shown}: field {quoted(odd)} is {'missing' if odd in _FIELDS else 'unknown'}")
+    dtype, shape, expected = extent(value["dtype"], value["shape"], shown)
+    offsets = naturals(value["data_offsets"], f"{shown}: data_offsets")
     if len(offsets) != len(("begin", "end")):
-        _refuse(f"{shown}: data_offsets are not a pair")
+        refuse(f"{shown}: data_offsets are not a pair")
     begin, end = offsets
     if begin > end or end > size - data:
-        _refuse(f"{shown}: data_offsets {begin}..{end} lie outside the {size - data} bytes of data")
-    # Unlike the product, the product of the non-zero dimensions overflows elsewhere even for an empty tensor.
-    if math.prod(dimension or 1 for dimension in shape) * ITEM_BYTES[dtype] >= _U64_LIMIT:
-        _refuse(f"{shown}: shape {_spelled(shape)} overflows")
-    expected = math.prod(shape) * ITEM_BYTES[dtype]
+        refuse(f"{shown}: data_offsets {begin}..{end} lie outside the {size - data} bytes of data")
     if expected != end - begin:
-        _refuse(f"{shown}: shape {_spelled(shape)} of {dtype} takes {expected} bytes, not {end - begin}")
+        refuse(f"{shown}: shape {spelled(shape)} of {dtype} takes {expected} bytes, not {end - begin}")
     return Entry(dtype, shape, data + begin, data + end)
 
 
-def _naturals(value: object, shown: str) -> tuple[int, ...]:
+def extent(dtype: object, shape: object, shown: str) -> tuple[str, tuple[int, ...], int]:
+    """Check a tensor's dtype and shape; gives them back with the bytes they take. Raises `CorruptWeights`."""
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        refuse(f"{shown}: unknown dtype {quoted(dtype)}")
+    dimensions = naturals(shape, f"{shown}: shape")
+    if len(dimensions) > DIMENSION_CAP:
+        refuse(f"{shown}: shape has {len(dimensions)} dimensions, over the limit of {DIMENSION_CAP}")
+    # Unlike the product, the product of the non-zero dimensions overflows elsewhere even for an empty tensor.
+    if math.prod(dimension or 1 for dimension in dimensions) * ITEM_BYTES[dtype] >= _U64_LIMIT:
+        refuse(f"{shown}: shape {spelled(dimensions)} overflows")
+    return dtype, dimensions, math.prod(dimensions) * ITEM_BYTES[dtype]
+
+
+def naturals(value: object, shown: str) -> tuple[int, ...]:
+    """Check a list of unsigned 64-bit integers. Raises `CorruptWeights` with `shown` in front."""
     if not isinstance(value, list):
-        _refuse(f"{shown} is not a list")
+        refuse(f"{shown} is not a list")
     for number in value:
         # `type`, because JSON's true is an int to isinstance.
         if type(number) is not int or not 0 <= number < _U64_LIMIT:
-            _refuse(f"{shown} holds {_shown(number)}, which is not an unsigned 64-bit integer")
+            refuse(f"{shown} holds {quoted(number)}, which is not an unsigned 64-bit integer")
     return tuple(value)
 
 
@@ -279,13 +290,14 @@ def _check_contiguous(entries: Mapping[str, Entry], data: int, size: int) -> Non
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
         if entry.start != position:
             kind = "overlaps its neighbour" if entry.start < position else "leaves a hole before it"
-            _refuse(f"tensor {_shown(name)}: {kind} at data offset {entry.start - data}")
+            refuse(f"tensor {quoted(name)}: {kind} at data offset {entry.start - data}")
         position = entry.end
     if position != size:
-        _refuse(f"{size - position} trailing bytes after the last tensor")
+        refuse(f"{size - position} trailing bytes after the last tensor")
 
 
-def _shown(value: object) -> str:
+def quoted(value: object) -> str:
+    """Spell a value of unknown origin for an error message, cut short."""
     # Scalars only: the repr of a hostile container may be huge, or nested as deeply as the parser allowed.
     if isinstance(value, list | dict):
         return f"a {'list' if isinstance(value, list) else 'map'} of {len(value)}"
@@ -293,11 +305,13 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _spelled(shape: tuple[int, ...]) -> str:
-    return _shown("x".join(map(str, shape[:8])) or "scalar")
+def spelled(shape: tuple[int, ...]) -> str:
+    """A shape for an error message."""
+    return quoted("x".join(map(str, shape[:8])) or "scalar")
 
 
-def _refuse(reason: str, head: bytes | None = None) -> NoReturn:
+def refuse(reason: str, head: bytes | None = None) -> NoReturn:
+    """Raise `CorruptWeights`; `head` are the file's first bytes where they may tell what it really is."""
     kind = looks_like(head) if head is not None else ""
     if kind:
         raise CorruptWeights(f"not a safetensors checkpoint (looks like {kind}): {reason}")

@@ -14,10 +14,15 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from actors.errors import CorruptWeights, FetchFailed, OutOfMemory
-from runtime.tiers.verify import open_regular
+from runtime.tiers.slab import BLOCK, is_slab, read_slab_at
+from runtime.tiers.slabread import blocks_within, check_block, scratch
+from runtime.tiers.verify import identity_of, open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from runtime.tiers.slab import Slab
+    from runtime.tiers.verify import Identity
 
 STEP: Final = 64 << 20
 """Bytes populated per call: a few milliseconds from the page cache, some tens from disk."""
@@ -49,7 +54,9 @@ class Mapping:
         self._address: int | None = None
         self._descriptor = -1
         self._closed = False
+        self._slab: Slab | None = None
         self.size = 0
+        self.identity: Identity | None = None
         self.locked = False
 
     def open(self) -> int:
@@ -65,10 +72,16 @@ class Mapping:
                 raise
             return self.size
 
-    def populate(self, offset: int) -> int:
+    @property
+    def checked(self) -> bool:
+        """Whether the file brings checksums of its blocks, which `populate` can compare."""
+        return self._slab is not None
+
+    def populate(self, offset: int, *, verify: bool = False) -> int:
         """Bring up to 64 MiB from `offset` into memory and into the page table; returns the next offset.
 
-        Raises `CorruptWeights` if the file was truncated meanwhile; that would be a SIGBUS for a reader.
+        With `verify` a slab's blocks are read and compared first, which also fills the page cache in order. Raises
+        `CorruptWeights` for a damaged block, or if the file was truncated meanwhile: that would be a reader's SIGBUS.
         """
         with self._lock:
             if self._address is None:
@@ -76,6 +89,10 @@ class Mapping:
             length = min(STEP, self.size - offset)
             if length <= 0:
                 return self.size
+            if verify and self._slab is not None:
+                buffer = scratch(BLOCK)
+                for number in blocks_within(self._slab, offset, offset + length):
+                    check_block(self._descriptor, self._slab, number, buffer)
             if _libc.madvise(self._address + offset, length, _MADV_POPULATE_READ):
                 self._populate_failed(ctypes.get_errno(), offset, length)
             return offset + length
@@ -102,9 +119,12 @@ class Mapping:
             return self.size
 
     def _map(self, descriptor: int) -> None:
-        size = os.fstat(descriptor).st_size
+        status = os.fstat(descriptor)
+        size = status.st_size
         if not size:
             raise CorruptWeights("the weights file is empty")
+        self._slab = read_slab_at(descriptor) if is_slab(descriptor) else None
+        self.identity = identity_of(status)
         address = _libc.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
         if address == _FAILED:
             number = ctypes.get_errno()

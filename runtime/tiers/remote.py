@@ -101,7 +101,8 @@ class Remote:
         try:
             for row in record.manifest.needed:
                 text = record.manifest.source_of(row)
-                if text is None or (row is weights and not fetched.far and record.manifest.pickled):
+                made = record.manifest.pickled or self._disk.laid(record)
+                if text is None or (row is weights and not fetched.far and made):
                     continue  # it lies in the directory, or what it was converted to is here
                 await self._bring(model, row, parse(text), fetched, weights=row is weights)
         except BaseException:

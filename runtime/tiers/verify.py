@@ -13,7 +13,7 @@ import stat
 from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from actors.errors import CorruptWeights, DiskFull, FetchFailed
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runtime.tiers.blocks import Blocks
+
+R = TypeVar("R")
 
 STEP: Final = 8 << 20
 """Bytes per read: large enough to stream, small enough to keep the loop responsive and cancellation quick."""
@@ -119,7 +121,7 @@ def sha256_of(path: Path) -> tuple[int, str]:
     return found.size, found.sha256
 
 
-def finish(steps: Generator[None, None, Digest]) -> Digest:
+def finish(steps: Generator[None, None, R]) -> R:
     """Run stepped work to its end in one go."""
     while True:
         try:

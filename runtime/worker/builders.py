@@ -30,6 +30,11 @@ def factory_for(spec: BuilderSpec, allow: tuple[str, ...]) -> Callable[[], nn.Mo
 
     `allow` lists module names, exact or as a prefix ending in a dot, that `python` targets may come from.
     """
+    factory = _factory(spec, allow)
+    return partial(converted, factory, spec.dtype) if spec.dtype else factory
+
+
+def _factory(spec: BuilderSpec, allow: tuple[str, ...]) -> Callable[[], nn.Module]:
     if spec.kind == "transformers":
         return _transformers(spec)
     if spec.kind == "python":
@@ -41,6 +46,33 @@ def sets_default_dtype(spec: BuilderSpec) -> bool:
     """Whether building flips torch's process-wide default dtype meanwhile, so that no forward may run beside it."""
     wanted = spec.config.get("dtype", spec.config.get("torch_dtype"))
     return spec.kind == "transformers" and wanted not in (None, "float32", "torch.float32")
+
+
+# -- precision ---------------------------------------------------------------------------------------
+
+
+def converted(factory: Callable[[], nn.Module], dtype: str) -> nn.Module:
+    """Build a module whose floating tensors have a dtype, as `module.to(dtype)` makes it, inputs included.
+
+    Raises `LoadFailed` for an unknown word.
+    """
+    import torch
+
+    words = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    wanted = words.get(dtype)
+    if wanted is None:
+        raise LoadFailed(f"dtype {dtype[:32]!r} is unknown; use {', '.join(words)}")
+
+    def taken(value: object) -> object:
+        return value.to(wanted) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    def on_call(_: nn.Module, given: tuple[object, ...], named: dict[str, object]) -> tuple[Any, Any]:
+        return tuple(map(taken, given)), {name: taken(value) for name, value in named.items()}
+
+    module = factory().to(wanted)
+    # What is in fp32 on the wire would meet weights of another dtype; outputs are converted back by the engine.
+    module.register_forward_pre_hook(on_call, with_kwargs=True)
+    return module
 
 
 # -- python ------------------------------------------------------------------------------------------

@@ -43,6 +43,8 @@ class Loaded(msgspec.Struct, frozen=True):
     resident: int
     steps: tuple[tuple[str, float], ...] = ()
     reused: bool = False
+    recipe: bytes = b""
+    """What a slab of these weights should look like (`runtime.tiers.recipe`), where there is none yet."""
 
 
 class Evicted(msgspec.Struct, frozen=True):
@@ -134,7 +136,7 @@ class Core:
         try:
             if mount is None:
                 mount = self._mounted(spec, steps)
-            served = self._callable(mount, spec, steps)
+            served, recipe = self._callable(mount, spec, steps)
         except Cancelled:
             self._unclaim(mount, reused=reused)
             return Cancelled()
@@ -149,7 +151,7 @@ class Core:
         draft, mount.draft = mount.draft, None
         if draft is not None and self._store is not None:
             self._store.keep(draft, warm=mount.warm, writes=mount.writes)
-        return Loaded(served.resident, tuple(steps.taken), reused or mount.spared)
+        return Loaded(served.resident, tuple(steps.taken), reused or mount.spared, recipe)
 
     def _mounted(self, spec: LoadSpec, steps: Steps) -> Mount:
         factory = factory_for(spec.builder, self._allow)
@@ -181,11 +183,12 @@ class Core:
             self._mounts[spec.fingerprint] = mount
         return mount
 
-    def _callable(self, mount: Mount, spec: LoadSpec, steps: Steps) -> Served:
+    def _callable(self, mount: Mount, spec: LoadSpec, steps: Steps) -> tuple[Served, bytes]:
         known = mount.engines.get(spec.key)
         if known is None or known[0] != spec:
             known = spec, Engine(mount.module, spec.inputs, spec.outputs, self._device)
         engine = known[1]
+        recipe = b""
         with steps("activate"):
             mount.activate()
         if not mount.warm and spec.warm_up:
@@ -193,12 +196,14 @@ class Core:
                 with mount.watched():
                     engine.warm_up()
                 mount.warmed()
+                recipe = mount.recipe()
         steps.check()
         mount.engines[spec.key] = known
         codec = Codec(
             spec.key, spec.inputs, spec.outputs, reject_nonfinite=spec.reject_nonfinite, json_depth=spec.json_depth
         )
-        return Served(spec, engine, codec, mount.resident, self._runner.preparer.steps_of(spec.inputs))
+        served = Served(spec, engine, codec, mount.resident, self._runner.preparer.steps_of(spec.inputs))
+        return served, recipe
 
     def _admit(self, served: Served) -> None:
         """Serve it from now on. What served that key before goes once its last call is answered."""

@@ -41,7 +41,7 @@ from runtime.workers.channel import (
     WorkerChannel,
     WorkerSetup,
 )
-from runtime.workers.device_loop import CorePort, DeviceLoop, core_of, report
+from runtime.workers.device_loop import CorePort, DeviceLoop, core_of, recipe_in, report
 from runtime.workers.fault import Fault
 from runtime.workers.heap import keep_pages, spare_collections
 from runtime.workers.ring import FrontGone, WorkerRing
@@ -128,7 +128,11 @@ class Control:
                 return LoadUndone(order.id)
             loaded = self._core.load(order.spec, cancelled.is_set)
             return LoadDone(
-                order.id, loaded.resident, tuple((name, took) for name, took in loaded.steps), loaded.reused
+                order.id,
+                loaded.resident,
+                tuple((name, took) for name, took in loaded.steps),
+                loaded.reused,
+                recipe_in(loaded),
             )
 
         reply = self._guarded(order.id, work, cancelled, order.spec.key)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from actors.errors import CorruptWeights, FetchFailed, OutOfMemory
+from runtime.worker.skeleton import Extras
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +64,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Mapping:
-    """The weights of one immutable safetensors file. Close it after the last view is gone."""
+    """The weights of one immutable file. Close it after the last view is gone."""
 
     def __init__(self, path: Path, index: WeightIndex) -> None:
         """Map the file lazily. Raises `FetchFailed`, or `CorruptWeights` for a file shorter than its index."""
@@ -138,8 +139,18 @@ class Mapping:
 
     @property
     def names(self) -> frozenset[str]:
-        """Every tensor of the file."""
-        return frozenset(self._index.entries)
+        """Every tensor of the file that is state."""
+        return frozenset(self._index.entries) - self._index.buffers
+
+    @property
+    def slab(self) -> bool:
+        """Whether the file is a slab."""
+        return self._index.slab
+
+    @property
+    def extras(self) -> Extras:
+        """What only a slab has."""
+        return Extras(self._index.buffers, self._index.left_out)
 
 
 def _copied(source: mmap.mmap, entry: Entry, dtype: torch.dtype) -> torch.Tensor:

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from runtime.tiers.index import read_index
+from runtime.tiers.slab import read_weights
 from runtime.worker.landing import FirstUse, Gates
 from runtime.worker.mapping import Mapping
 from runtime.worker.memory import surviving
+from runtime.worker.recipe import recipe_of
 from runtime.worker.shelf import Spare
 from runtime.worker.skeleton import Skeleton
 
@@ -91,7 +92,7 @@ class Mount:
         self.draft: Draft | None = None
         with steps("map"):
             path = Path(spec.weights)
-            self._mapping = Mapping(path, read_index(path))
+            self._mapping = Mapping(path, read_weights(path))
             self._mapping.populate()
         if spare is None:
             with steps("skeleton"):
@@ -99,7 +100,8 @@ class Mount:
         else:
             self._skeleton = spare.skeleton
         with steps("bind"):
-            self._host = self._skeleton.bind(self._mapping.names, self._mapping.view, cast=spec.cast)
+            names, extras = self._mapping.names, self._mapping.extras
+            self._host = self._skeleton.bind(names, self._mapping.view, cast=spec.cast, extras=extras)
         self._active: Bound | None = None
         self._gates: Gates | None = None
         self.engines: dict[str, tuple[LoadSpec, Engine]] = {} if spare is None else spare.engines
@@ -147,10 +149,17 @@ class Mount:
         if landing is not None:
             self._gates = Gates(self.module, bound.tensors, landing, self._skeleton.early)
 
+    def recipe(self) -> bytes:
+        """How to lay a slab of these weights, after a first forward; empty if they lie in one already.
+
+        Also for a module that writes what it computed when it was built: its buffers are not what they were.
+        """
+        return b"" if self._mapping.slab or self.stale else recipe_of(self._skeleton).spelled()
+
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Around a first forward: learn in which order it reaches for weights, where that helps later uploads."""
-        if self._device is None or self._active is None:
+        """Around a first forward: learn in which order it reaches for weights, where uploads or a slab gain by it."""
+        if self._active is None or (self._device is None and self._mapping.slab):
             yield
             return
         self._settle()

@@ -14,7 +14,7 @@ import re
 import threading
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -36,6 +36,16 @@ SMALL = 64 << 10
 
 _SHOWN_KEYS = 20
 _OWN = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+class Extras(NamedTuple):
+    """What a slab has and a plain file has not: non-persistent buffers, and names that a filter kept out."""
+
+    buffers: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()
+
+
+_NO_EXTRAS = Extras()
 
 
 @dataclass(slots=True)
@@ -183,13 +193,21 @@ class Skeleton:
                 for store, key in cell.places:
                     store[key] = cell.like
 
-    def bind(self, names: Collection[str], view: Callable[[str], torch.Tensor], *, cast: bool = False) -> Bound:
+    def bind(
+        self,
+        names: Collection[str],
+        view: Callable[[str], torch.Tensor],
+        *,
+        cast: bool = False,
+        extras: Extras = _NO_EXTRAS,
+    ) -> Bound:
         """Match weights with cells, strictly, and wrap each once; tied parameters share the object.
 
-        `names` are the keys of the file and `view` gives one as a tensor. Raises `LoadFailed` listing the keys that
-        are missing, unexpected, or of another shape or (unless `cast`) dtype. Nothing is ever left at random values.
+        `names` are the keys of the file and `view` gives one as a tensor; also the buffers of `extras`, which are taken
+        where the module has no values of its own. Raises `LoadFailed` listing the keys that are missing, unexpected, or
+        of another shape or (unless `cast`) dtype. Nothing is ever left at random values.
         """
-        chosen = self._match(names)
+        chosen = self._match(names, extras)
         tensors: list[torch.Tensor] = []
         unlike: list[str] = []
         for cell, name in zip(self.cells, chosen, strict=True):
@@ -234,13 +252,13 @@ class Skeleton:
         for recurrent in self._recurrent:
             _relink(recurrent)
 
-    def _match(self, names: Collection[str]) -> list[str | None]:
+    def _match(self, names: Collection[str], extras: Extras) -> list[str | None]:
         """For each cell the key that fills it, None for what the file need not hold."""
         known = {name for cell in self.cells for name in cell.names}
         # Where a file has several names of one tensor, the last one counts, as in `load_state_dict`.
         chosen = [
-            next((name for name in reversed(cell.names) if name in names), None) if cell.persistent else None
-            for cell in self.cells
+            next((name for name in reversed(cell.names) if name in (names if cell.persistent else carried)), None)
+            for cell, carried in ((cell, extras.buffers if cell.like.is_meta else ()) for cell in self.cells)
         ]
         missing = [
             cell.names[0]
@@ -250,6 +268,8 @@ class Skeleton:
         unexpected = [name for name in sorted(names) if name not in known and not self._ignored(name)]
         if missing or unexpected:
             words = [f"{len(keys)} {word}: {_listed(keys)}" for word, keys in _named(missing, unexpected) if keys]
+            if filtered := sum(name in extras.left_out for name in missing):
+                words.append(f"the manifest's `tensors` leave out {filtered} of the missing")
             raise LoadFailed(f"the weights do not fit the module; {'; '.join(words)}")
         return chosen
 

@@ -110,12 +110,16 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadDone(msgspec.Struct, frozen=True, tag=True):
-    """`resident` bytes measured; `steps` with seconds; `reused` if an existing skeleton was bound."""
+    """`resident` bytes measured; `steps` with seconds; `reused` if an existing skeleton was bound.
+
+    `recipe` says how to lay the model's slab (`runtime.tiers.recipe`); empty where nothing new was learned.
+    """
 
     id: int
     resident: int
     steps: tuple[tuple[str, float], ...] = ()
     reused: bool = False
+    recipe: bytes = b""
 
 
 class LoadUndone(msgspec.Struct, frozen=True, tag=True):

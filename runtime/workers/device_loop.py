@@ -46,6 +46,11 @@ class Loaded(Protocol):
         ...
 
 
+def recipe_in(loaded: Loaded) -> bytes:
+    """The recipe of a slab that a load gave; a core that knows of none need not have the field."""
+    return getattr(loaded, "recipe", b"")
+
+
 class Evicted(Protocol):
     """How an eviction went, in bytes."""
 

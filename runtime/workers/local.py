@@ -16,7 +16,7 @@ from actors.errors import ForeloadError, LoadFailed, NotReady, OutOfMemory, TooL
 from actors.ports import EvictReport, Held, LoadReport
 from actors.residency.model import ModelKey, Tier
 from runtime.workers.bells import SkipBell
-from runtime.workers.device_loop import CorePort, DeviceLoop, Loaded, core_of, report
+from runtime.workers.device_loop import CorePort, DeviceLoop, Loaded, core_of, recipe_in, report
 from runtime.workers.patience import settled
 from runtime.workers.pipelines import Prepared, PreprocessLimits
 from runtime.workers.port import Answer, Laid
@@ -91,6 +91,7 @@ class ThreadWorker:
         resolve: Callable[[Model], LoadSpec],
         on_ready: Callable[[int], None],
         on_lost: Callable[[int, str], None],
+        on_recipe: Callable[[Model, bytes], None] | None = None,
         allow: tuple[str, ...] = (),
         threads: int = 1,
         pinned: int = 0,
@@ -102,6 +103,7 @@ class ThreadWorker:
         self._resolve = resolve
         self._on_ready = on_ready
         self._on_lost = on_lost
+        self._on_recipe = on_recipe
         self._allow = allow
         self._threads = threads
         self._pinned = pinned
@@ -235,6 +237,8 @@ class ThreadWorker:
         if work.exception() is not None:
             self._models.pop(model.key, None)
         loaded = work.result()
+        if self._on_recipe is not None and (recipe := recipe_in(loaded)):
+            self._on_recipe(model, recipe)
         return LoadReport(loaded.resident, Tier.HOST, tuple((name, took) for name, took in loaded.steps))
 
     async def evict(self, key: ModelKey) -> EvictReport:

@@ -44,11 +44,13 @@ class BuilderSpec(msgspec.Struct, frozen=True):
 
     For `transformers`: `config` is the parsed config.json, `target` an optional architecture class name.
     For `python`: `target` is `package.module:factory`, `config` its keyword arguments.
+    `dtype` (`fp32`, `fp16`, `bf16`) converts the module and the floating inputs of its forward; empty leaves both.
     """
 
     kind: str
     target: str = ""
     config: dict[str, object] = {}
+    dtype: str = ""
 
 
 class BatchSpec(msgspec.Struct, frozen=True):

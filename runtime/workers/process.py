@@ -70,7 +70,8 @@ class ProcessWorker:
     ended on its own (0 if it could not even be started). Until then, and between lives, everything raises `NotReady`
     with a `retry_after`; what a dying worker owed raises `WorkerDied`. `resolve` says what a model is made of, and may
     raise a `ForeloadError`. `load_timeout` seconds without an answer to a load, an eviction or a question count as
-    stalled, and end the worker; inference has no such limit.
+    stalled, and end the worker; inference has no such limit. `on_recipe` is told what a first forward taught about the
+    layout of a model's weights (`runtime.tiers.recipe`).
 
     `starter` decides how processes come about (default: exec). With `standby` a second one, which has its context and
     holds nothing, waits to take over. `skeletons` is a folder in which workers keep what they built; empty for none.
@@ -83,6 +84,7 @@ class ProcessWorker:
         resolve: Callable[[Model], LoadSpec],
         on_ready: Callable[[int], None],
         on_lost: Callable[[int, str], None],
+        on_recipe: Callable[[Model, bytes], None] | None = None,
         allow: tuple[str, ...] = (),
         threads: int = 1,
         pinned: int = 0,
@@ -114,6 +116,7 @@ class ProcessWorker:
         self._resolve = resolve
         self._on_ready = on_ready
         self._on_lost = on_lost
+        self._on_recipe = on_recipe
         self._load_timeout = load_timeout
         self._stop_grace = stop_grace
         self._start_timeout = start_timeout
@@ -262,6 +265,8 @@ class ProcessWorker:
             raise
         if isinstance(reply, LoadDone):
             self._starter.expect(order.spec.builder)
+            if reply.recipe and self._on_recipe is not None:
+                self._on_recipe(model, reply.recipe)
             return LoadReport(reply.resident, Tier.HOST, reply.steps)
         self._forget(life, model.key)
         if not isinstance(reply, LoadUndone):

@@ -17,7 +17,7 @@ from actors import events as e
 from actors.residency.model import ModelKey, Tier
 from runtime.telemetry.fanout import Fanout
 from runtime.telemetry.metrics import OTHER, Metrics
-from runtime.telemetry.readings import DeviceReading, Reading
+from runtime.telemetry.readings import DeviceReading, HostReading, Reading
 from runtime.workers.pipelines import Prepared
 from tests.runtime.telemetry.samples import (
     DEVICE,
@@ -297,6 +297,7 @@ def test_every_metric_stands_in_the_documentation_with_its_labels():
         mailboxes={"a": 1},
         lost={"logs": 1},
         prepared={DEVICE: Prepared(3, 2, 1)},
+        host=HostReading(1, 1, 1, 1, 1, 1.0, 1.0),
     )
     metrics = counted(
         *one_of_each(), evicted("E9", leaked=1), load_started("L9"), finished("r9", load_wait=1.0), reading=reading
