@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from actors.errors import CorruptWeights, FetchFailed, LoadFailed
 from actors.residency.model import ModelKey, key_of
+from runtime.tiers.formats import check_graph
 from runtime.tiers.verify import open_regular, unreadable
 from runtime.workers.port import BatchSpec, BuilderSpec, LoadSpec, TensorSpec
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 
 CONFIG_CAP: Final = 4 << 20
 """Largest config.json, in bytes."""
+
+GRAPH_CAP: Final = 8 << 20
+"""Largest graph of an OpenVINO model, in bytes: it travels in one message."""
+
+_LATER_KEYS = ("engine", "trust", "graph", "compile")
+"""Left out of a fingerprint at their defaults, so that fingerprints from before they existed still hold."""
 
 _CODE_KEYS = frozenset({"auto_map", "trust_remote_code", "custom_pipelines", "custom_generate"})
 
@@ -78,6 +85,9 @@ def fingerprint_of(manifest: Manifest) -> str:
             del row["preprocess"]
     tree["files"] = sorted((row.path, row.sha256) for row in manifest.files)
     tree["weights"] = manifest.weights_row.path
+    for key in _LATER_KEYS:
+        if not tree[key] or tree[key] == "eager":
+            del tree[key]
     return blake3(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -102,6 +112,9 @@ def load_spec(record: ModelRecord, weights_path: Path) -> LoadSpec:
         batch=BatchSpec(max_size=manifest.batch.max_size, delay=manifest.batch.delay),
         cast=manifest.cast,
         reject_nonfinite=manifest.reject_nonfinite,
+        engine=manifest.engine,
+        graph=_graph(record),
+        compile=manifest.compile,
     )
 
 
@@ -120,6 +133,8 @@ def input_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
 
 def _builder(record: ModelRecord) -> BuilderSpec:
     builder = record.manifest.builder
+    if builder is None:
+        return BuilderSpec("")
     if builder.kind == "python":
         return BuilderSpec("python", builder.target, builder.arguments)
     config = _read_config(record, builder.config or "")
@@ -131,12 +146,7 @@ def _builder(record: ModelRecord) -> BuilderSpec:
 
 
 def _read_config(record: ModelRecord, path: str) -> dict[str, object]:
-    row = record.manifest.row(path)
-    if row.size > CONFIG_CAP:
-        raise LoadFailed(f"the builder's config is over {CONFIG_CAP} bytes", model=record.name)
-    raw = _read(record.directory / path, row.size)
-    if len(raw) != row.size or hashlib.sha256(raw).hexdigest() != row.sha256:
-        raise CorruptWeights("the builder's config is not the one of the manifest", model=record.name)
+    raw = _listed(record, path, "the builder's config", CONFIG_CAP)
     try:
         config = json.loads(raw)
     except (ValueError, RecursionError):
@@ -146,11 +156,36 @@ def _read_config(record: ModelRecord, path: str) -> dict[str, object]:
     return config
 
 
-def _read(path: Path, size: int) -> bytes:
+def _graph(record: ModelRecord) -> bytes:
+    """The graph beside an OpenVINO model's weights, verified and checked against their size."""
+    path = record.manifest.graph
+    if path is None:
+        return b""
+    raw = _listed(record, path, "the graph", GRAPH_CAP)
+    try:
+        check_graph(raw, record.weights_bytes)
+    except CorruptWeights as error:
+        error.model = record.name
+        raise
+    return raw
+
+
+def _listed(record: ModelRecord, path: str, what: str, cap: int) -> bytes:
+    """Read a small listed file whole, and verify it."""
+    row = record.manifest.row(path)
+    if row.size > cap:
+        raise LoadFailed(f"{what} is over {cap} bytes", model=record.name)
+    raw = _read(record.directory / path, row.size, what)
+    if len(raw) != row.size or hashlib.sha256(raw).hexdigest() != row.sha256:
+        raise CorruptWeights(f"{what} is not the one of the manifest", model=record.name)
+    return raw
+
+
+def _read(path: Path, size: int, what: str) -> bytes:
     try:
         descriptor = open_regular(path)
     except FetchFailed as error:
-        raise FetchFailed(f"the builder's config: {error.message}") from None
+        raise FetchFailed(f"{what}: {error.message}") from None
     with os.fdopen(descriptor, "rb") as file:
         return file.read(size + 1)
 

@@ -18,7 +18,7 @@ from actors.errors import Broken, Conflict, ForeloadError
 from runtime.worker.builders import factory_for, sets_default_dtype
 from runtime.worker.codec import Codec
 from runtime.worker.cuda import CudaDevice
-from runtime.worker.engine import Engine
+from runtime.worker.engines.package import Package
 from runtime.worker.faults import load_error
 from runtime.worker.mount import Cancelled, Mount, Steps
 from runtime.worker.runner import Runner, Served, Submission
@@ -87,7 +87,7 @@ class Core:
         self._device = torch.device("cpu" if device.startswith("cpu") else device)
         self._cuda = CudaDevice(self._device, pinned) if self._device.type == "cuda" else None
         self._allow = allow
-        self._mounts: dict[str, Mount] = {}
+        self._mounts: dict[str, Mount | Package] = {}
         self._served: dict[str, Served] = {}
         self._shelf = Shelf()
         self._flights: WeakValueDictionary[str, _Flight] = WeakValueDictionary()
@@ -139,7 +139,14 @@ class Core:
         self._admit(served)
         return Loaded(served.resident, tuple(steps.taken), reused or mount.spared)
 
-    def _mounted(self, spec: LoadSpec, steps: Steps) -> Mount:
+    def _mounted(self, spec: LoadSpec, steps: Steps) -> Mount | Package:
+        mount = self._built(spec, steps) if spec.engine == "eager" else Package(spec, steps, self._device)
+        mount.users = 1
+        with self._books:
+            self._mounts[spec.fingerprint] = mount
+        return mount
+
+    def _built(self, spec: LoadSpec, steps: Steps) -> Mount:
         factory = factory_for(spec.builder, self._allow)
         if sets_default_dtype(spec.builder):
             build = factory
@@ -151,21 +158,17 @@ class Core:
         with self._books:
             spare = self._shelf.take(spec.fingerprint)
         try:
-            mount = Mount(spec, factory, steps, self._cuda, spare)
+            return Mount(spec, factory, steps, self._cuda, spare)
         except Cancelled:
             if spare is not None:
                 with self._books:
                     self._shelf.put(spec.fingerprint, spare)
             raise
-        mount.users = 1
-        with self._books:
-            self._mounts[spec.fingerprint] = mount
-        return mount
 
-    def _callable(self, mount: Mount, spec: LoadSpec, steps: Steps) -> Served:
+    def _callable(self, mount: Mount | Package, spec: LoadSpec, steps: Steps) -> Served:
         known = mount.engines.get(spec.key)
         if known is None or known[0] != spec:
-            known = spec, Engine(mount.module, spec.inputs, spec.outputs, self._device)
+            known = spec, mount.engine(spec, self._device)
         engine = known[1]
         with steps("activate"):
             mount.activate()
@@ -188,10 +191,10 @@ class Core:
             self._served[served.spec.key] = served
             if old is None:
                 return
-            if not old.in_flight:
-                self._leave(old)
-            else:
-                old.idle = partial(self._leave, old)
+            if old.in_flight:
+                old.idle = partial(self._retire, old)
+                return
+        self._retire(old)
 
     # -- leaving -------------------------------------------------------------------------------------
 
@@ -207,8 +210,11 @@ class Core:
             if served.in_flight:
                 raise Conflict(f"{served.in_flight} calls are in flight", model=key)
             del self._served[key]
-            leaked = self._leave(served)
-        return Evicted(0) if leaked is None else Evicted(served.resident - leaked, leaked)
+            mount, leaked = self._leave(served)
+        if leaked is None:
+            return Evicted(0)
+        leaked += mount.part()
+        return Evicted(served.resident - leaked, leaked)
 
     def release_host(self, fingerprint: str) -> None:
         """Drop mapping and tensors of a fingerprint; if a model still runs on them, when it is evicted.
@@ -226,12 +232,16 @@ class Core:
         del mount  # unmapped here, outside the lock: it takes milliseconds
         give_back()
 
-    def _leave(self, served: Served) -> int | None:
-        """Bytes leaked when the last user of a mount leaves; None while another key runs on the same weights."""
-        with self._books:
-            return self._unused(self._mounts[served.spec.fingerprint])
+    def _retire(self, served: Served) -> None:
+        self._leave(served)[0].part()
 
-    def _unused(self, mount: Mount) -> int | None:
+    def _leave(self, served: Served) -> tuple[Mount | Package, int | None]:
+        """A resident's mount, and bytes leaked if this was its last user; None while another key runs on it."""
+        with self._books:
+            mount = self._mounts[served.spec.fingerprint]
+            return mount, self._unused(mount)
+
+    def _unused(self, mount: Mount | Package) -> int | None:
         mount.users -= 1
         if mount.users:
             return None
@@ -240,20 +250,21 @@ class Core:
             self._forget(mount)
         return leaked
 
-    def _forget(self, mount: Mount) -> None:
+    def _forget(self, mount: Mount | Package) -> None:
         self._mounts.pop(mount.fingerprint, None)
         if self._cuda is not None:
             self._cuda.forget(mount.fingerprint)
         if not mount.failed and (spare := mount.spare()) is not None:
             self._shelf.put(mount.fingerprint, spare)
 
-    def _unclaim(self, mount: Mount | None, *, reused: bool) -> None:
+    def _unclaim(self, mount: Mount | Package | None, *, reused: bool) -> None:
         """Undo a load's hold on a mount; one that it made itself goes altogether."""
         if mount is None:
             return
         with self._books:
             mount.doomed |= not reused
             self._unused(mount)
+        mount.part()
 
     # -- running -------------------------------------------------------------------------------------
 

@@ -6,13 +6,14 @@ Belongs here: the forward and what surrounds it directly. Never: bodies, queues,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from actors.errors import InferenceFailed, LoadFailed
 from runtime.worker.codec import WireTensor
+from runtime.worker.engines.port import warm_extents, warm_shape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,9 +36,6 @@ TORCH_OF: dict[str, torch.dtype] = {
     "FP64": torch.float64,
 }
 """Protocol datatypes that a tensor can have; BYTES is not among them."""
-
-_WARM_EXTENTS = (8, 64)
-"""Sizes tried for variable dimensions, smallest first: deep convolutions need more than a few pixels."""
 
 
 def to_torch(tensor: WireTensor, device: torch.device) -> torch.Tensor:
@@ -74,13 +72,19 @@ class Engine:
         if not outputs:
             raise LoadFailed("the signature has no outputs")
         self._module = module
-        self._inputs = tuple(inputs)
+        self.inputs = tuple(inputs)
+        self._datatypes = {spec.name: spec.datatype for spec in outputs}
         self._outputs = tuple((spec.name, TORCH_OF[spec.datatype]) for spec in outputs)
         self._device = device
         self._by_name = _takes_names(module, [spec.name for spec in inputs])
 
     def __repr__(self) -> str:
         return f"<Engine {type(self._module).__name__} on {self._device}>"
+
+    def answer(self, inputs: Mapping[str, WireTensor], wanted: Collection[str]) -> dict[str, WireTensor]:
+        """See `engines.port.Runs`: `run` from the wire and back to it."""
+        results = self.run({name: to_torch(tensor, self._device) for name, tensor in inputs.items()})
+        return {name: to_wire(name, self._datatypes[name], results[name]) for name in results if name in wanted}
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One forward in inference mode; outputs by name in their declared datatypes.
@@ -91,17 +95,17 @@ class Engine:
             if self._by_name:
                 result = self._module(**inputs)
             else:
-                result = self._module(*(inputs[spec.name] for spec in self._inputs))
+                result = self._module(*(inputs[spec.name] for spec in self.inputs))
             return self._named(result)
 
     def warm_up(self) -> None:
         """One forward with small zero inputs. Raises what it raises at the largest size tried."""
-        variable = any(extent < 0 for spec in self._inputs for extent in spec.shape[1:])
-        for extent in _WARM_EXTENTS if variable else _WARM_EXTENTS[:1]:
+        extents = warm_extents(self.inputs)
+        for extent in extents:
             try:
-                self.run({spec.name: _zeros(spec, extent, self._device) for spec in self._inputs})
+                self.run({spec.name: zeros(spec, extent, self._device) for spec in self.inputs})
             except RuntimeError:
-                if not variable or extent == _WARM_EXTENTS[-1]:
+                if extent == extents[-1]:
                     raise
             else:
                 return
@@ -140,7 +144,6 @@ def _takes_names(module: nn.Module, names: list[str]) -> bool:
     return allowed.issuperset(names)
 
 
-def _zeros(spec: TensorSpec, extent: int, device: torch.device) -> torch.Tensor:
-    """A small input: one row where the first dimension is variable, `extent` for the other variable ones."""
-    shape = [size if size >= 0 else (extent if axis else 1) for axis, size in enumerate(spec.shape)]
-    return torch.zeros(shape, dtype=TORCH_OF[spec.datatype], device=device)
+def zeros(spec: TensorSpec, extent: int, device: torch.device) -> torch.Tensor:
+    """A small input of zeros: one row, and `extent` in its other variable dimensions."""
+    return torch.zeros(warm_shape(spec, extent), dtype=TORCH_OF[spec.datatype], device=device)

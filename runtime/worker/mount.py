@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.tiers.index import read_index
+from runtime.worker.engine import Engine
 from runtime.worker.landing import FirstUse, Gates
 from runtime.worker.mapping import Mapping
 from runtime.worker.memory import surviving
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from runtime.worker.cuda import Upload
-    from runtime.worker.engine import Engine
+    from runtime.worker.engines.port import Runs
     from runtime.worker.skeleton import Bound
     from runtime.workers.port import LoadSpec
 
@@ -100,7 +101,7 @@ class Mount:
             self._host = self._skeleton.bind(self._mapping.names, self._mapping.view, cast=spec.cast)
         self._active: Bound | None = None
         self._gates: Gates | None = None
-        self.engines: dict[str, tuple[LoadSpec, Engine]] = {} if spare is None else spare.engines
+        self.engines: dict[str, tuple[LoadSpec, Runs]] = {} if spare is None else spare.engines
 
     def __repr__(self) -> str:
         return f"<Mount {self.fingerprint[:8]} {self._mapping.size} B {self.users} users>"
@@ -109,6 +110,10 @@ class Mount:
     def module(self) -> nn.Module:
         """The module, callable while activated."""
         return self._skeleton.module
+
+    def engine(self, spec: LoadSpec, device: torch.device) -> Engine:
+        """What runs the module under one key."""
+        return Engine(self.module, spec.inputs, spec.outputs, device)
 
     @property
     def resident(self) -> int:
@@ -173,6 +178,10 @@ class Mount:
         del bound
         # On a device all tensors share one allocation: whoever keeps one of them keeps everything.
         return resident if leaked or surviving(references) else 0
+
+    def part(self) -> int:
+        """Nothing is left to close after `deactivate`; a `Package` has something."""
+        return 0
 
     def warmed(self) -> None:
         """After the first forward: see whether the module writes its weights, and undo what it wrote."""
