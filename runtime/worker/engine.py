@@ -18,6 +18,7 @@ from runtime.worker.engines.port import warm_extents, warm_shape
 if TYPE_CHECKING:
     from torch import nn
 
+    from runtime.worker.twin import Twin
     from runtime.workers.port import TensorSpec
 
 TORCH_OF: dict[str, torch.dtype] = {
@@ -56,7 +57,10 @@ def to_wire(name: str, datatype: str, tensor: torch.Tensor) -> WireTensor:
 
 
 class Engine:
-    """One module with a signature. Not thread-safe: one forward at a time."""
+    """One module with a signature. Not thread-safe: one forward at a time.
+
+    `twin` is the same model compiled, once there is one; it takes over the calls that it was compiled for.
+    """
 
     def __init__(
         self,
@@ -71,15 +75,16 @@ class Engine:
                 raise LoadFailed(f"tensor {spec.name!r}: this engine has no datatype {spec.datatype[:32]!r}")
         if not outputs:
             raise LoadFailed("the signature has no outputs")
-        self._module = module
+        self.module = module
         self.inputs = tuple(inputs)
         self._datatypes = {spec.name: spec.datatype for spec in outputs}
         self._outputs = tuple((spec.name, TORCH_OF[spec.datatype]) for spec in outputs)
         self._device = device
+        self.twin: Twin | None = None
         self._by_name = _takes_names(module, [spec.name for spec in inputs])
 
     def __repr__(self) -> str:
-        return f"<Engine {type(self._module).__name__} on {self._device}>"
+        return f"<Engine {type(self.module).__name__} on {self._device}>"
 
     def answer(self, inputs: Mapping[str, WireTensor], wanted: Collection[str]) -> dict[str, WireTensor]:
         """See `engines.port.Runs`: `run` from the wire and back to it."""
@@ -92,11 +97,14 @@ class Engine:
         Raises `InferenceFailed` when the module gives something else than it declared, and whatever it raises itself.
         """
         with torch.inference_mode():
-            if self._by_name:
-                result = self._module(**inputs)
-            else:
-                result = self._module(*(inputs[spec.name] for spec in self.inputs))
-            return self._named(result)
+            twin = self.twin
+            return self.named(self.call(inputs) if twin is None or not twin.takes(inputs) else twin(inputs))
+
+    def call(self, inputs: Mapping[str, torch.Tensor]) -> Any:
+        """One forward of the module itself, and whatever it gives."""
+        if self._by_name:
+            return self.module(**inputs)
+        return self.module(*(inputs[spec.name] for spec in self.inputs))
 
     def warm_up(self) -> None:
         """One forward with small zero inputs. Raises what it raises at the largest size tried."""
@@ -110,7 +118,8 @@ class Engine:
             else:
                 return
 
-    def _named(self, result: Any) -> dict[str, torch.Tensor]:
+    def named(self, result: Any) -> dict[str, torch.Tensor]:
+        """A forward's result as outputs by name, in their declared datatypes. Raises `InferenceFailed`."""
         found: Sequence[Any]
         if isinstance(result, torch.Tensor):
             found = (result,)
