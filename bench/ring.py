@@ -38,6 +38,9 @@ class EchoCore:
         del device, allow, threads
         self._calls: list[tuple[memoryview, Callable[[Laid], None]]] = []
 
+    def listen(self, tell: Callable[[Note], None]) -> None:
+        """Compiles nothing."""
+
     def load(self, spec: LoadSpec, cancelled: Callable[[], bool]) -> EchoCore:
         """Nothing to do; the core is its own report."""
         del spec, cancelled

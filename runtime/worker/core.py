@@ -17,19 +17,23 @@ import torch
 from actors.errors import Broken, Conflict, ForeloadError
 from runtime.worker.builders import factory_for, sets_default_dtype
 from runtime.worker.codec import Codec
+from runtime.worker.compiler import Compiler
 from runtime.worker.cuda import CudaDevice
+from runtime.worker.engine import Engine
 from runtime.worker.engines.package import Package
 from runtime.worker.faults import load_error
 from runtime.worker.mount import Cancelled, Mount, Steps
 from runtime.worker.runner import Runner, Served, Submission
 from runtime.worker.shelf import Shelf
+from runtime.worker.twin import Twin, compare
 from runtime.workers.heap import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from runtime.worker.artefacts import Entry
     from runtime.workers.pipelines import Prepared, PreprocessLimits
-    from runtime.workers.port import Answer, Laid, LoadSpec
+    from runtime.workers.port import Answer, Laid, LoadSpec, Note
 
 __all__ = ["Cancelled", "Core", "Evicted", "Loaded", "Resident", "Submission"]
 
@@ -95,6 +99,7 @@ class Core:
         self._turn = threading.Lock()  # one batch, or one build that changes process-wide torch settings
         self._quiet = threading.Lock()  # the same between warm-ups and such builds
         self._runner = Runner(self._device, self._turn, limits=preprocess)
+        self._compiler = Compiler(self._device, allow, self._attach)
 
     def __repr__(self) -> str:
         return f"<Core {self._device} {len(self._served)} resident {len(self._mounts)} mounted>"
@@ -137,6 +142,8 @@ class Core:
             self._unclaim(mount, reused=reused)
             return load_error(fault, spec.key)
         self._admit(served)
+        if spec.compile and not getattr(served.engine, "twin", None):
+            self._compiler.want(spec)
         return Loaded(served.resident, tuple(steps.taken), reused or mount.spared)
 
     def _mounted(self, spec: LoadSpec, steps: Steps) -> Mount | Package:
@@ -196,6 +203,42 @@ class Core:
                 return
         self._retire(old)
 
+    # -- compiled twins ------------------------------------------------------------------------------
+
+    def listen(self, tell: Callable[[Note], None]) -> None:
+        """Hear of compilations, from a background thread."""
+        self._compiler.listen(tell)
+
+    def compiled(self, timeout: float) -> bool:
+        """Wait until no twin is being made; False when it took longer."""
+        return self._compiler.settled(timeout)
+
+    def _attach(self, spec: LoadSpec, entry: Entry) -> bool:
+        """Give a resident its twin; False if it is not resident any more. Raises if the twin is no good."""
+        with self._books:
+            mount = self._mounts.get(spec.fingerprint)
+        if mount is None:
+            return False
+        with mount.calm:  # an eviction waits until this is over
+            if not self._resident(spec):
+                return False
+            engine = mount.current if isinstance(mount, Package) else mount.engines[spec.key][1]
+            assert isinstance(engine, Engine)
+            mount.settle()
+            twin = Twin(entry.folder, entry.facts, engine, self._device)
+            with self._turn:
+                compare(engine, twin, self._device)
+            with self._books:
+                if not self._resident(spec):
+                    return False
+                engine.twin = twin
+        return True
+
+    def _resident(self, spec: LoadSpec) -> bool:
+        with self._books:
+            served = self._served.get(spec.key)
+            return served is not None and served.spec == spec
+
     # -- leaving -------------------------------------------------------------------------------------
 
     def evict(self, key: str) -> Evicted:
@@ -210,7 +253,9 @@ class Core:
             if served.in_flight:
                 raise Conflict(f"{served.in_flight} calls are in flight", model=key)
             del self._served[key]
-            mount, leaked = self._leave(served)
+            mount = self._mounts[served.spec.fingerprint]
+        with mount.calm:
+            leaked = self._leave(served)[1]
         if leaked is None:
             return Evicted(0)
         leaked += mount.part()
@@ -252,6 +297,7 @@ class Core:
 
     def _forget(self, mount: Mount | Package) -> None:
         self._mounts.pop(mount.fingerprint, None)
+        mount.untwin()
         if self._cuda is not None:
             self._cuda.forget(mount.fingerprint)
         if not mount.failed and (spare := mount.spare()) is not None:

@@ -45,7 +45,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 
     A package never lets go of the tensors that it was lent (torch 2.13), and would keep the weights mapped for ever.
     """
-    of = torch._C._construct_storage_from_data_pointer  # type: ignore[attr-defined]  # noqa: SLF001 -- torch has no other
+    of = torch._C._construct_storage_from_data_pointer  # noqa: SLF001 -- torch has no other
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     reach = (last + 1) * tensor.itemsize if tensor.numel() else 0
     storage = of(tensor.data_ptr(), tensor.device, reach)
@@ -106,6 +106,11 @@ class Twin:
 
 def compare(engine: Engine, twin: Twin, device: torch.device) -> None:
     """Run both on noise, for one row and for several. Raises `LoadFailed` if they differ, or the twin takes neither."""
+    with torch.inference_mode():
+        _compare(engine, twin, device)
+
+
+def _compare(engine: Engine, twin: Twin, device: torch.device) -> None:
     from runtime.worker.engine import TORCH_OF
 
     noise = torch.Generator().manual_seed(0)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from actors.residency.model import Model
-    from runtime.workers.port import Call, LoadSpec
+    from runtime.workers.port import Call, LoadSpec, Note
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,11 +97,13 @@ class ThreadWorker:
         slot_bytes: int = 64 << 20,
         preprocess: PreprocessLimits | None = None,
         core: str = DEFAULT_CORE,
+        on_note: Callable[[Note], None] | None = None,
     ) -> None:
         self._device = device
         self._resolve = resolve
         self._on_ready = on_ready
         self._on_lost = on_lost
+        self._on_note = on_note
         self._allow = allow
         self._threads = threads
         self._pinned = pinned
@@ -152,6 +154,9 @@ class ThreadWorker:
             self._loads.shutdown(wait=False)
             self._orders.shutdown(wait=False)
             raise
+        if (heard := self._on_note) is not None:
+            loop = self._loop
+            self._core.listen(lambda note: loop.call_soon_threadsafe(heard, note) and None)
         self._turns = DeviceLoop(self._core, self._inbox)
         self._thread = threading.Thread(target=self._run, args=(self._turns,), name="device", daemon=True)
         self._thread.start()

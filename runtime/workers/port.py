@@ -92,6 +92,20 @@ class LoadSpec(msgspec.Struct, frozen=True):
     artefacts: ArtefactSpec = ArtefactSpec()
 
 
+class Note(msgspec.Struct, frozen=True, tag=True):
+    """What became of compiling a resident: `phase` is started, finished, reused (an artefact was kept) or failed.
+
+    `seconds` it took, `saved` seconds that making it anew would have taken on top, `cause` in words.
+    """
+
+    key: str
+    fingerprint: str
+    phase: str
+    seconds: float = 0.0
+    saved: float = 0.0
+    cause: str = ""
+
+
 class Call(msgspec.Struct, frozen=True):
     """One inference. `body` is the HTTP body as it came, decompressed.
 

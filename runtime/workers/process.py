@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from actors.residency.model import Model
-    from runtime.workers.port import Answer, Call, LoadSpec
+    from runtime.workers.port import Answer, Call, LoadSpec, Note
 
 DEFAULT_CORE = "runtime.worker.core:Core"
 
@@ -88,6 +88,7 @@ class ProcessWorker:
         backoff: Backoff | None = None,
         preprocess: PreprocessLimits | None = None,
         core: str = DEFAULT_CORE,
+        on_note: Callable[[Note], None] | None = None,
     ) -> None:
         self._setup = WorkerSetup(
             device=device,
@@ -103,6 +104,7 @@ class ProcessWorker:
         self._resolve = resolve
         self._on_ready = on_ready
         self._on_lost = on_lost
+        self._on_note = on_note
         self._load_timeout = load_timeout
         self._stop_grace = stop_grace
         self._start_timeout = start_timeout
@@ -178,6 +180,8 @@ class ProcessWorker:
             if await life.answers(self._start_timeout):
                 self._answering = True
                 self._up.set()
+                if self._on_note is not None and life.channel is not None:
+                    life.channel.on_note = self._on_note
                 self._on_ready(life.pid)
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(life.ring.trim)

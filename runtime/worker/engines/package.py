@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import threading
 import weakref
 from contextlib import nullcontext
 from pathlib import Path
@@ -71,6 +72,7 @@ class Package:
         self.failed = False
         self.spared = False
         self.engines: dict[str, tuple[LoadSpec, Runs]] = {}
+        self.calm = threading.Lock()
         self._spec = spec
         self._device = device
         self._open = opener_of(spec)
@@ -94,6 +96,12 @@ class Package:
         """What calls run on; it stays the same over evictions."""
         del spec, device
         return Current(self)
+
+    def settle(self) -> None:
+        """Everything is there once it is open."""
+
+    def untwin(self) -> None:
+        """A twin goes with what it was attached to."""
 
     def spare(self) -> None:
         """Nothing outlives the file's stay on the host."""
