@@ -54,6 +54,8 @@ def told_by(event: e.Event) -> str:
             where = "feed"
         case e.PressureChanged() | e.WarmSettled() | e.WorkerStarted() | e.WorkerLost() | e.ActorRestarted():
             where = "log"
+        case e.CompileStarted() | e.CompileFinished() | e.CompileFailed():
+            where = "spans"
         case e.PeakInfeasible() | e.ForecastFitted() | e.ForecastFell() | e.ForesightReported():
             where = "log"
         case e.PrefetchWithheld() | e.ForecastJudged() | e.ForecastDemoted():
