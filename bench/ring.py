@@ -23,6 +23,8 @@ from runtime.workers.process import ProcessWorker
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from runtime.workers.port import Note
+
 BODY = bytes(602_112)
 SMALL = bytes(4096)
 LIMIT_US = 60.0

@@ -31,6 +31,7 @@ from runtime.workers.spawn import filtered
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from runtime.worker.engines.port import Kept
     from runtime.workers.port import LoadSpec
 
 COMPILE_SECONDS: Final = 1_800.0
@@ -81,6 +82,11 @@ class Compiler:
                 self._thread = threading.Thread(target=self._run, name="compile", daemon=True)
                 self._thread.start()
             self._ripe.notify_all()
+
+    def note(self, spec: LoadSpec, kept: Kept) -> None:
+        """A library has compiled by itself: tell it like the rest."""
+        phase = "reused" if kept.reused else "finished"
+        self._tell(Note(spec.key, spec.fingerprint, phase, kept.seconds, kept.saved))
 
     def settled(self, timeout: float) -> bool:
         """Wait until there is nothing to do; False when it took longer."""

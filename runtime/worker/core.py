@@ -142,7 +142,9 @@ class Core:
             self._unclaim(mount, reused=reused)
             return load_error(fault, spec.key)
         self._admit(served)
-        if spec.compile and not getattr(served.engine, "twin", None):
+        if isinstance(mount, Package) and mount.kept is not None:
+            self._compiler.note(spec, mount.kept)
+        elif spec.compile and not getattr(served.engine, "twin", None):
             self._compiler.want(spec)
         return Loaded(served.resident, tuple(steps.taken), reused or mount.spared)
 

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
@@ -155,8 +156,7 @@ class ThreadWorker:
             self._orders.shutdown(wait=False)
             raise
         if (heard := self._on_note) is not None:
-            loop = self._loop
-            self._core.listen(lambda note: loop.call_soon_threadsafe(heard, note) and None)
+            self._core.listen(self._telling(heard))
         self._turns = DeviceLoop(self._core, self._inbox)
         self._thread = threading.Thread(target=self._run, args=(self._turns,), name="device", daemon=True)
         self._thread.start()
@@ -181,6 +181,15 @@ class ThreadWorker:
         self._fail(NotReady(f"the device worker of {self._device} is stopped"))
         await settled(asyncio.ensure_future(asyncio.to_thread(self._join)))
         self._core = None
+
+    def _telling(self, heard: Callable[[Note], None]) -> Callable[[Note], None]:
+        loop = self._loop
+
+        def tell(note: Note) -> None:
+            with suppress(RuntimeError):  # the loop is gone: so is whoever listened
+                loop.call_soon_threadsafe(heard, note)
+
+        return tell
 
     def _join(self) -> None:
         self._thread.join()

@@ -5,15 +5,19 @@ Belongs here: models and requests of the library. Never: paths out of a graph, d
 
 from __future__ import annotations
 
+import time
 import warnings
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
 from actors.errors import LoadFailed
+from runtime.worker.artefacts import Artefacts, key_of
 from runtime.worker.engines.onnx import warm_up, wire
-from runtime.worker.engines.port import check_complete, check_declared
+from runtime.worker.engines.port import Kept, check_complete, check_declared
 from runtime.worker.faults import words
 
 if TYPE_CHECKING:
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from runtime.worker.codec import WireTensor
     from runtime.workers.port import LoadSpec
 
+_BLOB: Final = "model.blob"
 _DATATYPES: Final = {
     "boolean": "BOOL",
     "f16": "FP16",
@@ -47,9 +52,8 @@ class OpenVinoModel:
                 raise LoadFailed(words_) from None
         core = openvino.Core()
         try:
-            model, self._weights = _read(openvino, core, spec)
-            self._check(spec, model)
-            compiled = core.compile_model(model, "CPU", _settings())
+            compiled, self._weights, self.kept = _compiled(openvino, core, spec)
+            self._check(spec, compiled)
         except LoadFailed:
             raise
         except Exception as fault:
@@ -104,6 +108,35 @@ def _settings() -> dict[str, object]:
         # By default it computes in bf16 where the CPU has it, and answers would differ from every other engine's.
         "INFERENCE_PRECISION_HINT": "f32",
     }
+
+
+def _compiled(openvino: Any, core: Any, spec: LoadSpec) -> tuple[Any, np.ndarray[Any, Any] | None, Kept | None]:
+    """The compiled model; out of the artefact cache if it is there and the spec names one, else put there."""
+    if not spec.artefacts.folder:
+        model, weights = _read(openvino, core, spec)
+        return core.compile_model(model, "CPU", _settings()), weights, None
+    kept = Artefacts(Path(spec.artefacts.folder), spec.artefacts.size)
+    settings = {name: str(value) for name, value in _settings().items()}
+    about = core.get_property("CPU", "FULL_DEVICE_NAME"), core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    key = key_of(
+        "openvino",
+        {"fingerprint": spec.fingerprint, "version": openvino.get_version(), "device": about, "settings": settings},
+    )
+    began = time.perf_counter()
+    with kept.taken(key) as entry:
+        if entry is not None:
+            compiled = core.import_model((entry.folder / _BLOB).read_bytes(), "CPU", _settings())
+            took = time.perf_counter() - began
+            return compiled, None, Kept(reused=True, seconds=took, saved=max(0.0, entry.seconds - took))
+    model, weights = _read(openvino, core, spec)
+    compiled = core.compile_model(model, "CPU", _settings())
+    took = time.perf_counter() - began
+    # A disk that fails costs the next worker its time and this one nothing.
+    with suppress(OSError), kept.making(key) as folder:
+        blob = compiled.export_model()
+        (folder / _BLOB).write_bytes(blob if isinstance(blob, bytes) else blob.getvalue())
+        kept.publish(key, folder, seconds=took, facts={})
+    return compiled, weights, Kept(reused=False, seconds=took)
 
 
 def _read(openvino: Any, core: Any, spec: LoadSpec) -> tuple[Any, np.ndarray[Any, Any] | None]:

@@ -10,7 +10,7 @@ import gc
 import importlib
 import threading
 import weakref
-from contextlib import nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -20,13 +20,12 @@ from runtime.worker.memory import Meter
 from runtime.workers.heap import give_back
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Collection, Iterator, Mapping
 
     import torch
 
     from runtime.worker.codec import WireTensor
-    from runtime.worker.engines.port import Opened, Runs
+    from runtime.worker.engines.port import Kept, Opened, Runs
     from runtime.worker.mount import Steps
     from runtime.workers.port import LoadSpec
 
@@ -40,6 +39,10 @@ _OPENERS: Final = {
 """Imported when first needed: each library costs its import once."""
 
 _TRUSTED: Final = frozenset({"export", "aot", "torchscript"})
+
+
+_ALONE: Final = threading.Lock()
+"""Held while a file is opened and measured: two at once would be counted as part of each other."""
 
 
 class _Opener(Protocol):
@@ -107,6 +110,11 @@ class Package:
         """Nothing outlives the file's stay on the host."""
 
     @property
+    def kept(self) -> Kept | None:
+        """What the library compiled at the last opening, or was spared; None if it does not compile."""
+        return getattr(self._opened, "kept", None)
+
+    @property
     def current(self) -> Runs:
         """The opened model. Raises `Broken` while it is not resident."""
         if self._opened is None:
@@ -117,24 +125,23 @@ class Package:
         """Open the file, unless it is open."""
         if self._opened is not None:
             return
-        self._meter.start()
-        self._opened = self._open(self._spec, self._device)
-        self._measure()
+        with _ALONE:
+            self._meter.start()
+            self._opened = self._open(self._spec, self._device)
+            # Beside other work the reading is rough, but an open model never weighs nothing.
+            self._resident = max(self._meter.grown() + self._opened.mapped, 1)
 
-    @staticmethod
-    def watched() -> AbstractContextManager[None]:
-        """Around a first forward; a library's order of use is its own affair."""
-        return nullcontext()
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Around a first forward: count the workspace that the library keeps as well."""
+        with _ALONE:
+            self._meter.start()
+            yield
+            self._resident += self._meter.grown()
 
     def warmed(self) -> None:
-        """After the first forward: count the workspace that the library keeps as well."""
+        """After the first forward."""
         self.warm = True
-        self._measure()
-
-    def _measure(self) -> None:
-        assert self._opened is not None
-        # Beside other work the reading is rough, but an open model never weighs nothing.
-        self._resident = max(self._meter.grown() + self._opened.mapped, 1)
 
     def deactivate(self) -> int:
         """Take it out of service. Its memory goes with `part`, since closing takes longer than a lock may be held."""

@@ -6,7 +6,7 @@ Belongs here: the port. Never: torch, a library that runs models. One contract s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from actors.errors import LoadFailed
 
@@ -31,6 +31,14 @@ class Runs(Protocol):
     def warm_up(self) -> None:
         """Raise what a forward raises at the largest size tried."""
         ...
+
+
+class Kept(NamedTuple):
+    """How a library that compiles what it opens came to its code: `seconds` it took, `saved` if it was kept."""
+
+    reused: bool
+    seconds: float
+    saved: float = 0.0
 
 
 class Opened(Protocol):
