@@ -226,8 +226,11 @@ class Manifest(Frozen):
     @property
     def weights_row(self) -> FileRow:
         """The file row of the weights."""
-        found = self._rows([self.weights]) if self.weights else self._candidates()
-        return found[0]
+        return self.found_weights()[0]
+
+    def found_weights(self) -> list[FileRow]:
+        """The rows that can be the weights; exactly one in a manifest that passed its checks."""
+        return self._rows([self.weights]) if self.weights else self._candidates()
 
     @property
     def pickled(self) -> bool:
@@ -283,7 +286,8 @@ def _engine_faults(manifest: Manifest) -> Iterator[Fault]:
         yield Fault(("trust",), f"has no meaning for engine: {engine}", "leave it out")
     if manifest.compile and engine not in {"eager", "export"}:
         yield Fault(("compile",), "belongs to engine: eager or export")
-    split = engine == "openvino" and (manifest.weights or ".bin").endswith(".bin")
+    weights = manifest.found_weights()
+    split = engine == "openvino" and len(weights) == 1 and weights[0].path.endswith(".bin")
     if split and manifest.graph is None:
         yield Fault(("graph",), "is missing", "name the listed .xml that goes with the .bin")
     if manifest.graph is not None and not split:
@@ -309,12 +313,12 @@ def _file_faults(manifest: Manifest) -> Iterator[Fault]:
 
 def _weights_faults(manifest: Manifest) -> Iterator[Fault]:
     if manifest.weights is not None:
-        found = manifest._rows([manifest.weights])  # noqa: SLF001 -- the class and its rules are one module
+        found = manifest.found_weights()
         if not found:
             yield Fault(("weights",), "is not among the files")
             return
     else:
-        found = manifest._candidates()  # noqa: SLF001 -- as above
+        found = manifest.found_weights()
         if len(found) != 1:
             count = "no" if not found else str(len(found))
             yield Fault(("files",), f"{count} files could be the weights", "name one under weights:")
@@ -326,7 +330,7 @@ def _weights_faults(manifest: Manifest) -> Iterator[Fault]:
         return
     known = SUFFIXES[manifest.engine]
     if not path.endswith(known):
-        yield Fault(("weights",), f"has no format of engine: {manifest.engine}", f"known are {', '.join(known)}")
+        yield Fault(("weights",), f"has no known format of engine: {manifest.engine}", f"known are {', '.join(known)}")
     for key in ("allow_pickle", "state_dict", "rename"):
         if getattr(manifest, key):
             yield Fault((key,), "belongs to .pth weights")

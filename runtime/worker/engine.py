@@ -107,7 +107,7 @@ class Engine:
         return self.module(*(inputs[spec.name] for spec in self.inputs))
 
     def warm_up(self) -> None:
-        """One forward with small zero inputs. Raises what it raises at the largest size tried."""
+        """One forward with small zero inputs. Raises what it raises at the last size tried."""
         extents = warm_extents(self.inputs)
         for extent in extents:
             try:

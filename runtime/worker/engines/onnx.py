@@ -63,6 +63,7 @@ class OnnxModel:
             kind = CorruptWeights if type(fault).__name__ in {"InvalidProtobuf", "InvalidGraph"} else LoadFailed
             raise kind(f"ONNX Runtime refuses the file: {words(fault)}") from None
         self._session = session
+        self.weights = spec.weights_bytes
         self._inputs = spec.inputs
         self._outputs = {output.name: output.datatype for output in spec.outputs}
         found = {each.name: _spelled(each) for each in session.get_inputs()}
@@ -72,6 +73,11 @@ class OnnxModel:
 
     def __repr__(self) -> str:
         return f"<OnnxModel {len(self._inputs)} in {len(self._outputs)} out>"
+
+    @property
+    def witness(self) -> object:
+        """See `Opened.witness`."""
+        return self._session
 
     @property
     def runs(self) -> OnnxModel:
@@ -92,7 +98,7 @@ class OnnxModel:
 
 
 def warm_up(runs: OnnxModel | Any, inputs: tuple[TensorSpec, ...], outputs: list[str]) -> None:
-    """Forwards with zeros, from small to large, until one succeeds. Raises what the largest raised."""
+    """Forwards with zeros of several sizes, until one succeeds. Raises what the last one raised."""
     extents = warm_extents(inputs)
     for extent in extents:
         try:

@@ -58,6 +58,7 @@ class OpenVinoModel:
             raise
         except Exception as fault:
             raise LoadFailed(f"OpenVINO refuses the file: {words(fault)}") from None
+        self.weights = 0  # what is mapped, or was compiled into something of another size
         self._request = compiled.create_infer_request()
         self._ports = {name: port for port in compiled.outputs for name in port.get_names()}
         self._inputs = spec.inputs
@@ -70,6 +71,11 @@ class OpenVinoModel:
     def mapped(self) -> int:
         """Bytes of the `.bin` that the compiled model may still point into."""
         return 0 if self._weights is None else int(self._weights.nbytes)
+
+    @property
+    def witness(self) -> object:
+        """See `Opened.witness`."""
+        return self._request
 
     @property
     def runs(self) -> OpenVinoModel:

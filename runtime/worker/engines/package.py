@@ -128,8 +128,8 @@ class Package:
         with _ALONE:
             self._meter.start()
             self._opened = self._open(self._spec, self._device)
-            # Beside other work the reading is rough, but an open model never weighs nothing.
-            self._resident = max(self._meter.grown() + self._opened.mapped, 1)
+            # Beside other work the reading is rough.
+            self._resident = max(self._meter.grown() + self._opened.mapped, self._opened.weights, 1)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -156,7 +156,7 @@ class Package:
         leaked = 0
         while self._parting:
             opened, resident = self._parting.pop()
-            gone = weakref.ref(opened.runs)
+            gone = weakref.ref(opened.witness)
             del opened
             if gone() is not None:
                 gc.collect()

@@ -29,7 +29,7 @@ class Runs(Protocol):
         ...
 
     def warm_up(self) -> None:
-        """Raise what a forward raises at the largest size tried."""
+        """Raise what a forward raises at the last size tried."""
         ...
 
 
@@ -50,13 +50,26 @@ class Opened(Protocol):
         ...
 
     @property
+    def witness(self) -> object:
+        """What lives exactly as long as the memory does."""
+        ...
+
+    @property
+    def weights(self) -> int:
+        """Bytes of weights that it surely holds: no reading below them is believed."""
+        ...
+
+    @property
     def mapped(self) -> int:
         """Bytes of files that stay mapped, which no allocator counts."""
         ...
 
 
-WARM_EXTENTS = (8, 64)
-"""Sizes tried for variable dimensions, smallest first: deep convolutions need more than a few pixels."""
+WARM_EXTENTS = (8, 64, 1)
+"""Sizes tried for variable dimensions.
+
+Deep convolutions need more than a few pixels; a batch that is not the first dimension has to agree with the others'.
+"""
 
 
 def warm_shape(spec: TensorSpec, extent: int) -> tuple[int, ...]:

@@ -17,7 +17,8 @@ from torch import nn
 from actors.errors import BadTensor, LoadFailed
 from runtime.worker.codec import WireTensor
 from runtime.worker.engine import Engine, to_wire, zeros
-from runtime.worker.engines.port import WARM_EXTENTS
+from runtime.worker.engines.port import warm_extents
+from runtime.worker.memory import resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -60,6 +61,8 @@ class Exported:
         module = program.module()
         if device.type != "cpu":
             module = module.to(device)
+        self.witness = module
+        self.weights = resident_bytes((*module.parameters(), *module.buffers()))
         positions, names = called(program.call_spec.in_spec)
         self.runs = Engine(_module(module, positions, names, spec.inputs), spec.inputs, spec.outputs, device)
 
@@ -73,8 +76,10 @@ class Precompiled:
         os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
         with zipfile.ZipFile(spec.weights) as archive:
             self.mapped = sum(row.file_size for row in archive.infolist() if row.filename.endswith(".so"))
+        self.weights = self.mapped
         number = -1 if device.type == "cpu" else device.index or 0
         package = torch._inductor.aoti_load_package(spec.weights, device_index=number)  # noqa: SLF001 -- its public home
+        self.witness = package
         made_for = package.get_metadata().get("AOTI_DEVICE_KEY", device.type)
         if made_for != device.type:
             raise LoadFailed(f"the package was compiled for {made_for}, the device is {device.type}")
@@ -120,9 +125,16 @@ class Alike(Engine):
         try:
             super().warm_up()
         except RuntimeError:
-            rows = {spec.name: WireTensor(spec.name, spec.datatype, _row(spec)) for spec in self.inputs}
             self._doubles = True
-            self.answer(rows, ())
+            extents = warm_extents(self.inputs)
+            for extent in extents:
+                try:
+                    self.answer({spec.name: _row(spec, extent) for spec in self.inputs}, ())
+                except (RuntimeError, BadTensor):
+                    if extent == extents[-1]:
+                        raise
+                else:
+                    return
 
     @staticmethod
     def _doubled(spec: TensorSpec, one: WireTensor) -> WireTensor:
@@ -131,8 +143,8 @@ class Alike(Engine):
         return WireTensor(one.name, one.datatype, np.repeat(one.array, 2, axis=0))
 
 
-def _row(spec: TensorSpec) -> np.ndarray[Any, Any]:
-    return to_wire(spec.name, spec.datatype, zeros(spec, WARM_EXTENTS[-1], torch.device("cpu"))).array
+def _row(spec: TensorSpec, extent: int) -> WireTensor:
+    return to_wire(spec.name, spec.datatype, zeros(spec, extent, torch.device("cpu")))
 
 
 class Scripted:
@@ -145,6 +157,8 @@ class Scripted:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as such
             module: Any = torch.jit.load(spec.weights, map_location=device).eval()  # type: ignore[no-untyped-call]
+        self.witness = module
+        self.weights = resident_bytes((*module.parameters(), *module.buffers()))
         schema = module.forward.schema
         takes = [each.name for each in schema.arguments[1:]]
         needed = sum(not each.has_default_value() for each in schema.arguments[1:])
