@@ -286,8 +286,12 @@ def _engine_faults(manifest: Manifest) -> Iterator[Fault]:
         yield Fault(("trust",), f"has no meaning for engine: {engine}", "leave it out")
     if manifest.compile and engine not in {"eager", "export"}:
         yield Fault(("compile",), "belongs to engine: eager or export")
+    yield from _graph_faults(manifest)
+
+
+def _graph_faults(manifest: Manifest) -> Iterator[Fault]:
     weights = manifest.found_weights()
-    split = engine == "openvino" and len(weights) == 1 and weights[0].path.endswith(".bin")
+    split = manifest.engine == "openvino" and len(weights) == 1 and weights[0].path.endswith(".bin")
     if split and manifest.graph is None:
         yield Fault(("graph",), "is missing", "name the listed .xml that goes with the .bin")
     if manifest.graph is not None and not split:

@@ -141,9 +141,7 @@ class DiskStore:
         finally:
             os.close(source)
 
-    def _bring(
-        self, source: Path, blob: Path, size: int, sha256: str, engine: str
-    ) -> Generator[None, None, None]:
+    def _bring(self, source: Path, blob: Path, size: int, sha256: str, engine: str) -> Generator[None, None, None]:
         """Copy, verify, publish and hold one blob; whoever else brings the same one waits for us."""
         with self._staging.claim(blob.name) as claim:
             while not claim.try_lock():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 from xml.parsers import expat
 
@@ -20,6 +19,7 @@ from runtime.tiers.sniff import looks_like
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 ENTRIES: Final = 200_000
 """Most entries of one archive."""
@@ -108,7 +108,7 @@ def _check_rows(engine: str, rows: list[zipfile.ZipInfo], size: int) -> None:
     seen: set[str] = set()
     total = 0
     for row in rows:
-        shown = f"entry {ascii(row.filename[:_SHOWN])}"
+        shown = f"entry {row.filename[:_SHOWN]!a}"
         if row.filename.startswith(("/", "\\")) or ".." in row.filename.replace("\\", "/").split("/"):
             _refuse(engine, f"{shown} looks like a path out of the archive")
         if row.filename in seen:
@@ -153,7 +153,7 @@ def check_graph(raw: bytes, weights: int) -> None:
     parser.StartDoctypeDeclHandler = refused
     parser.EntityDeclHandler = refused
     try:
-        parser.Parse(raw, True)  # noqa: FBT003 -- expat takes it by position only
+        parser.Parse(raw, True)
     except expat.ExpatError as error:
         _refuse("openvino", f"the graph is not XML: {error}")
 

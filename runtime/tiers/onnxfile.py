@@ -22,6 +22,7 @@ FIELDS: Final = 20_000_000
 """Most fields walked: a model of a million nodes has about ten million."""
 
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+_VARINT_BITS = 70
 _EXTERNAL = 1
 
 # Message -> field -> (name, message of the field); what is not listed is skipped.
@@ -107,15 +108,18 @@ class _Walk:
 
     def _varint(self, at: int, end: int, where: str) -> tuple[int, int]:
         value = 0
-        for shift in range(0, 70, 7):
+        shift = 0
+        while True:
             if at >= end:
                 self.refuse(where, "truncated inside a number")
+            if shift >= _VARINT_BITS:
+                self.refuse(where, "holds a number of more than 64 bits")
             byte = self._view[at]
             at += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:  # noqa: PLR2004 -- the continuation bit
                 return value, at
-        self.refuse(where, "holds a number of more than 64 bits")
+            shift += 7
 
     def refuse(self, where: str, reason: str) -> NoReturn:
         """Say what is wrong, and where."""

@@ -147,7 +147,7 @@ class Compiler:
         with tempfile.TemporaryDirectory(prefix="foreload-compile-") as scratch:
             # torch leaves its intermediate files where these point, and they go with the folder.
             environment = {**filtered(os.environ), "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor", "TMPDIR": scratch}
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "runtime.worker.compile"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -16,7 +16,7 @@ import msgspec
 from actors.errors import Broken, ForeloadError
 from runtime.workers.fault import Fault  # noqa: TC001 - msgspec reads the annotation
 from runtime.workers.pipelines import Prepared, PreprocessLimits
-from runtime.workers.port import LoadSpec, Note  # noqa: TC001 - the same
+from runtime.workers.port import LoadSpec, Note
 
 if TYPE_CHECKING:
     import socket

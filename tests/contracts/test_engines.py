@@ -111,7 +111,7 @@ def test_memory_comes_back(core: Core, made: Callable[[str], Artefact], engine: 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_its_measured_bytes_hardly_vary(core: Core, made: Callable[[str], Artefact], engine: str) -> None:
-    """A footprint that planning rests on is not noise: the third and fourth load agree within a half (and a page or so)."""
+    """A footprint that planning rests on is not noise: the third and fourth load agree within a half and some pages."""
     spec = made(engine).spec(engine)
     sizes = []
     for _ in range(4):
@@ -143,9 +143,7 @@ def test_a_wrong_input_is_the_callers_mistake(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_calls_share_a_forward_and_get_their_own_rows(
-    core: Core, made: Callable[[str], Artefact], engine: str
-) -> None:
+def test_calls_share_a_forward_and_get_their_own_rows(core: Core, made: Callable[[str], Artefact], engine: str) -> None:
     """Batched: three calls, one forward, everyone's rows; unbatched: the same numbers."""
     rows = [X[:1], X, X[1:] * 3]
     core.load(made(engine).spec(engine), never)
@@ -173,9 +171,7 @@ def test_it_is_not_evicted_under_a_call(core: Core, made: Callable[[str], Artefa
 
 
 @pytest.mark.parametrize("engine", FILES)
-def test_it_loads_and_leaves_while_another_serves(
-    core: Core, made: Callable[[str], Artefact], engine: str
-) -> None:
+def test_it_loads_and_leaves_while_another_serves(core: Core, made: Callable[[str], Artefact], engine: str) -> None:
     """Concurrency with another engine: eager answers correctly all the time, and so does each newcomer."""
     core.load(made("eager").spec("eager", key="steady@1"), never)
     wanted = expected(X)
@@ -246,7 +242,9 @@ def test_a_truncated_file_is_corrupt_and_disturbs_nobody(
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "content", [b"<html>404</html>" * 20, b"PK\x03\x04" + bytes(400), b"\x80\x02}q\x00." * 40], ids=["html", "zip", "pickle"]
+    "content",
+    [b"<html>404</html>" * 20, b"PK\x03\x04" + bytes(400), b"\x80\x02}q\x00." * 40],
+    ids=["html", "zip", "pickle"],
 )
 def test_another_kind_of_file_is_refused_by_what_it_looks_like(
     core: Core, made: Callable[[str], Artefact], tmp_path: Path, engine: str, content: bytes

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 X = np.linspace(-1, 1, 8, dtype=F32).reshape(2, 4)
-BODY = json.dumps(
-    {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 4], "data": X.ravel().tolist()}]}
-).encode()
+BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2, 4], "data": X.ravel().tolist()}]}).encode()
 
 
 def put(folder: Path, engine: str, **settings: Any) -> None:
@@ -67,6 +65,8 @@ def test_models_of_other_engines_are_served_and_their_size_is_remembered(tmp_pat
         assert live.infer("openvino", BODY).status == 200
         compiled = live.until(lambda: live.said("compiled"), "OpenVINO finds what it had compiled")
         assert compiled[0]["reused"] is True
-        assert "foreload_compilations_total{result=\"reused\"} 1.0" in live.get("/metrics").body.decode()
-        started = [each for each in live.said("load started") if each["model"] == "openvino@1" and each["tier"] == "device"]
+        assert 'foreload_compilations_total{result="reused"} 1.0' in live.get("/metrics").body.decode()
+        started = [
+            each for each in live.said("load started") if each["model"] == "openvino@1" and each["tier"] == "device"
+        ]
         assert started[0]["reserved"] in {row["cpu"] for row in rows.values()}

@@ -101,7 +101,16 @@ def test_it_is_bounded_and_forgets_the_oldest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"\xff\xfe", b"null", b"[" * 100_000, b'{"format": 2, "rows": {}}', b'{"format": 1, "rows": [1]}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b"null",
+        b"[" * 100_000,
+        b'{"format": 2, "rows": {}}',
+        b'{"format": 1, "rows": [1]}',
+    ],
 )
 def test_a_file_that_holds_something_else_counts_as_none(tmp_path: Path, content: bytes) -> None:
     """Damage costs the measurements, not the start."""

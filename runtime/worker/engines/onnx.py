@@ -59,7 +59,7 @@ class OnnxModel:
         providers = _providers(onnxruntime.get_available_providers(), device, spec)
         try:
             session = onnxruntime.InferenceSession(spec.weights, options, providers=providers)
-        except Exception as fault:
+        except Exception as fault:  # noqa: BLE001 -- its errors have no base of their own
             kind = CorruptWeights if type(fault).__name__ in {"InvalidProtobuf", "InvalidGraph"} else LoadFailed
             raise kind(f"ONNX Runtime refuses the file: {words(fault)}") from None
         self._session = session
@@ -88,9 +88,7 @@ class OnnxModel:
         """See `Runs.answer`."""
         names = [name for name in self._outputs if name in wanted]
         results = self._session.run(names, {name: _told(tensor) for name, tensor in inputs.items()})
-        return {
-            name: wire(name, self._outputs[name], result) for name, result in zip(names, results, strict=True)
-        }
+        return {name: wire(name, self._outputs[name], result) for name, result in zip(names, results, strict=True)}
 
     def warm_up(self) -> None:
         """See `Runs.warm_up`."""
@@ -115,9 +113,9 @@ def wire(name: str, datatype: str, result: Any) -> WireTensor:
     if not isinstance(result, np.ndarray):
         raise InferenceFailed(f"output {name!r} is a {type(result).__name__} instead of a tensor")
     if datatype == "BYTES":
-        return WireTensor(name, datatype, np.array([str(text).encode() for text in result.flat], object).reshape(
-            result.shape
-        ))
+        return WireTensor(
+            name, datatype, np.array([str(text).encode() for text in result.flat], object).reshape(result.shape)
+        )
     return WireTensor(name, datatype, result)
 
 

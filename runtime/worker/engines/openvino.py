@@ -48,15 +48,16 @@ class OpenVinoModel:
             try:
                 import openvino
             except ImportError:
-                words_ = "engine openvino needs the extra 'openvino' installed (pip install 'foreload[openvino]')"
-                raise LoadFailed(words_) from None
+                raise LoadFailed(
+                    "engine openvino needs the extra 'openvino' installed (pip install 'foreload[openvino]')"
+                ) from None
         core = openvino.Core()
         try:
             compiled, self._weights, self.kept = _compiled(openvino, core, spec)
             self._check(spec, compiled)
         except LoadFailed:
             raise
-        except Exception as fault:
+        except Exception as fault:  # noqa: BLE001 -- its errors have no base of their own
             raise LoadFailed(f"OpenVINO refuses the file: {words(fault)}") from None
         self.weights = 0  # what is mapped, or was compiled into something of another size
         self._request = compiled.create_infer_request()

@@ -183,5 +183,3 @@ def _module(call: Any, positions: int, names: Sequence[str], inputs: Sequence[Te
     if names or positions != len(declared):
         raise LoadFailed(f"the file takes {positions + len(names)} inputs, the manifest declares {len(declared)}")
     return Positional(call)
-
-

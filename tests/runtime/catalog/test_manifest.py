@@ -85,7 +85,7 @@ SCRIPT = {"path": "model.pt", "size": 1, "sha256": "7" * 64}
 
 def test_engines_beside_eager_need_no_builder() -> None:
     """Their file holds the graph; each takes the suffixes of its own format, and a .pt is no pickle then."""
-    for engine, files, more, weights in (
+    for engine, files, more, path in (
         ("onnx", [ONNX], {}, "model.onnx"),
         ("openvino", [ONNX], {}, "model.onnx"),
         ("openvino", IR, {"graph": "model.xml"}, "model.bin"),
@@ -94,7 +94,7 @@ def test_engines_beside_eager_need_no_builder() -> None:
         ("torchscript", [SCRIPT, ROW], {"trust": "code"}, "model.pt"),
     ):
         found = parse_manifest(text(engine=engine, files=files, builder=None, **more))
-        assert (found.engine, found.weights_row.path, found.pickled) == (engine, weights, False)
+        assert (found.engine, found.weights_row.path, found.pickled) == (engine, path, False)
     assert parse_manifest(text(compile=True)).compile
 
 

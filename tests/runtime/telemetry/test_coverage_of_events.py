@@ -48,14 +48,21 @@ def told_by(event: e.Event) -> str:
     match event:
         case e.RequestArrived() | e.LeaseGranted() | e.WaiterJoined() | e.WaiterLeft() | e.RequestFinished():
             where = "spans"
-        case e.LoadStarted() | e.LoadUpgraded() | e.EvictionStarted() | e.DrainStarted() | e.DrainFinished():
+        case (
+            e.LoadStarted()
+            | e.LoadUpgraded()
+            | e.EvictionStarted()
+            | e.CompileStarted()
+            | e.CompileFinished()
+            | e.CompileFailed()
+            | e.DrainStarted()
+            | e.DrainFinished()
+        ):
             where = "spans"
         case e.LoadFinished() | e.LoadFailed() | e.LoadCancelled() | e.Evicted() | e.PrefetchSettled():
             where = "feed"
         case e.PressureChanged() | e.WarmSettled() | e.WorkerStarted() | e.WorkerLost() | e.ActorRestarted():
             where = "log"
-        case e.CompileStarted() | e.CompileFinished() | e.CompileFailed():
-            where = "spans"
         case e.PeakInfeasible() | e.ForecastFitted() | e.ForecastFell() | e.ForesightReported():
             where = "log"
         case e.PrefetchWithheld() | e.ForecastJudged() | e.ForecastDemoted():

@@ -153,9 +153,14 @@ def test_what_a_killed_maker_left_is_reclaimed(tmp_path: Path) -> None:
 def test_a_maker_that_fails_leaves_nothing(tmp_path: Path) -> None:
     """An exception inside `making` takes the folder along and lets the next one in."""
     kept = Artefacts(tmp_path, 1 << 20)
-    with pytest.raises(RuntimeError, match="no"), kept.making(A) as folder:
-        (folder / "code").write_bytes(b"1")
-        raise RuntimeError("no")
+
+    def fail() -> None:
+        with kept.making(A) as folder:
+            (folder / "code").write_bytes(b"1")
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        fail()
     assert [one.name for one in tmp_path.iterdir()] == [f"{A}.lock"]
     with (tmp_path / f"{A}.lock").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -168,7 +168,7 @@ def test_a_twin_that_answers_otherwise_is_not_used(
 ) -> None:
     """Compared with the module before it serves: a difference is a failure, and nothing is kept."""
     rig = Rig()
-    monkeypatch.setattr("runtime.worker.twin.Twin.__call__", lambda self, inputs: torch.zeros(len(inputs["x"]), 3))
+    monkeypatch.setattr("runtime.worker.twin.Twin.__call__", lambda _, inputs: torch.zeros(len(inputs["x"]), 3))
     rig.load(spec)
     assert rig.phases[-1] == "failed"
     assert "off by" in rig.notes[-1].cause
