@@ -10,6 +10,7 @@ JSON on standard input; one line of JSON is the answer.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import warnings
 from contextlib import suppress
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from runtime.worker.engine import Engine
     from runtime.workers.port import TensorSpec
 
+CPU_SECONDS: Final = 1_800
+"""CPU time of one compilation; by the clock it may take far longer beside a busy server (`compiler.py`)."""
 EXTENTS: Final = (9, 65)
 """Sizes of the variable dimensions that are traced with; neither is a power of two, which would look like a rule."""
 ROWS: Final = 3
@@ -58,6 +61,7 @@ def main() -> None:
     from runtime.worker.main import die_with
 
     die_with(order.parent)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 10))
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     # What torch prints while it compiles must not be taken for the answer.

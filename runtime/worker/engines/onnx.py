@@ -13,11 +13,13 @@ import torch
 from actors.errors import BadTensor, CorruptWeights, InferenceFailed, LoadFailed
 from runtime.worker.codec import WireTensor
 from runtime.worker.engines.port import check_complete, check_declared, warm_extents, warm_shape
+from runtime.worker.engines.tensorrt import PROVIDER, TensorRtFolder
 from runtime.worker.faults import words
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from runtime.worker.engines.port import Kept
     from runtime.workers.port import LoadSpec, TensorSpec
 
 _DATATYPES: Final = {
@@ -56,7 +58,8 @@ class OnnxModel:
         options.log_severity_level = _QUIET
         # An arena would keep the largest request's memory for good, and an eviction would not give it back.
         options.enable_cpu_mem_arena = False
-        providers = _providers(onnxruntime.get_available_providers(), device, spec)
+        self._tensorrt = _tensorrt(onnxruntime, spec, device)
+        providers = _providers(onnxruntime.get_available_providers(), device, self._tensorrt)
         try:
             session = onnxruntime.InferenceSession(spec.weights, options, providers=providers)
         except Exception as fault:  # noqa: BLE001 -- its errors have no base of their own
@@ -73,6 +76,11 @@ class OnnxModel:
 
     def __repr__(self) -> str:
         return f"<OnnxModel {len(self._inputs)} in {len(self._outputs)} out>"
+
+    @property
+    def kept(self) -> Kept | None:
+        """What TensorRT built or was spared."""
+        return None if self._tensorrt is None else self._tensorrt.kept
 
     @property
     def witness(self) -> object:
@@ -93,6 +101,8 @@ class OnnxModel:
     def warm_up(self) -> None:
         """See `Runs.warm_up`."""
         warm_up(self, self._inputs, list(self._outputs))
+        if self._tensorrt is not None:
+            self._tensorrt.built()
 
 
 def warm_up(runs: OnnxModel | Any, inputs: tuple[TensorSpec, ...], outputs: list[str]) -> None:
@@ -142,14 +152,19 @@ def _spelled(each: Any) -> tuple[str, tuple[int, ...] | None]:
     return _DATATYPES.get(each.type, each.type), shape
 
 
-def _providers(available: list[str], device: torch.device, spec: LoadSpec) -> list[Any]:
-    """What may run the nodes, best first. TensorRT keeps its engines in the artefact cache."""
+def _providers(available: list[str], device: torch.device, tensorrt: TensorRtFolder | None) -> list[Any]:
+    """What may run the nodes, best first."""
     if device.type == "cpu":
         return ["CPUExecutionProvider"]
     if "CUDAExecutionProvider" not in available:
         raise LoadFailed("this ONNX Runtime has no CUDA; install onnxruntime-gpu in place of onnxruntime")
     number = device.index or 0
-    chosen: list[Any] = [("CUDAExecutionProvider", {"device_id": number}), "CPUExecutionProvider"]
-    if spec.compile and "TensorrtExecutionProvider" in available:
-        chosen.insert(0, ("TensorrtExecutionProvider", {"device_id": number}))
-    return chosen
+    first = [] if tensorrt is None else [tensorrt.provider(number)]
+    return [*first, ("CUDAExecutionProvider", {"device_id": number}), "CPUExecutionProvider"]
+
+
+def _tensorrt(onnxruntime: Any, spec: LoadSpec, device: torch.device) -> TensorRtFolder | None:
+    if device.type == "cpu" or PROVIDER not in onnxruntime.get_available_providers():
+        return None
+    machine = torch.cuda.get_device_name(device), str(torch.cuda.get_device_capability(device))
+    return TensorRtFolder(spec, machine, f"{onnxruntime.__version__} {torch.version.cuda}")
