@@ -50,12 +50,12 @@ def specs(folder: Path) -> dict[str, LoadSpec]:
         for name in (WEIGHTS, "silero_vad_16k_op15.onnx", "silero_vad_openvino_16k.onnx"):
             (folder / name).write_bytes(wheel.read(f"silero_vad/data/{name}"))
         script: Any = torch.jit.load(io.BytesIO(wheel.read("silero_vad/data/silero_vad.jit")))  # type: ignore[no-untyped-call]
-    script._model.save(str(folder / "silero.pt"))
+    script._model.save(str(folder / "silero.pt"))  # noqa: SLF001 - the network inside its streaming wrapper
     module = SileroVad().eval().requires_grad_(requires_grad=False)
     module.load_state_dict(load_file(folder / WEIGHTS))
     program = torch.export.export(module, (torch.zeros(1, 576), torch.zeros(1, 2, 128)))
     torch.export.save(program, folder / "silero.pt2")
-    torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "aot.pt2"))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "aot.pt2"))  # noqa: SLF001 - its home
     ours, published = (1, 2, 128), (2, 1, 128)
     outputs = ("probability", "next_state"), ("output", "stateN")
 

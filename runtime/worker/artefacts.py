@@ -29,6 +29,7 @@ _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _MAKING: Final = ".making-"
 _GONE: Final = ".gone-"
 _LOCK: Final = ".lock"
+_NEST: Final = ".nest-"
 
 
 def key_of(kind: str, parts: Mapping[str, object]) -> str:
@@ -110,6 +111,14 @@ class Artefacts:
         made.rename(self._folder / key)
         self.sweep()
 
+    def nest(self) -> Path:
+        """A folder for temporary files of this process, made anew each time; gone with a sweep after the process."""
+        nest = self._folder / f"{_NEST}{secrets.token_hex(8)}"
+        nest.mkdir(mode=0o700)
+        descriptor = os.open(nest, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # never let go: the lock is what says that the process lives
+        return nest
+
     def used(self) -> int:
         """Bytes of all entries."""
         return sum(size for _, size, _ in self._entries())
@@ -117,6 +126,9 @@ class Artefacts:
     def sweep(self) -> int:
         """Clear away the least recently used entries beyond the size, and what killed makers left; bytes freed."""
         self._clear(f"{_GONE}*")
+        for nest in self._folder.glob(f"{_NEST}*"):
+            if self._idle(nest):
+                shutil.rmtree(nest, ignore_errors=True)
         for left in self._folder.glob(f"{_MAKING}*"):
             key = left.name.removeprefix(_MAKING)[:64]
             if self._idle(self._folder / f"{key}{_LOCK}"):

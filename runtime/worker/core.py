@@ -227,7 +227,7 @@ class Core:
             engine = mount.current if isinstance(mount, Package) else mount.engines[spec.key][1]
             assert isinstance(engine, Engine)
             mount.settle()
-            twin = Twin(entry.folder, entry.facts, engine, self._device)
+            twin = Twin(entry.folder, entry.facts, engine, self._device, spec.artefacts)
             with self._turn:
                 compare(engine, twin, self._device)
             with self._books:

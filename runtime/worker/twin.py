@@ -6,13 +6,14 @@ Belongs here: attaching one, and knowing which calls it may take. Never: compili
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from safetensors.torch import load_file
 
 from actors.errors import LoadFailed
+from runtime.worker.engines.aoti import open_package
+from runtime.workers.port import ArtefactSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ EXTRA: Final = "extra.safetensors"
 PREFIX: Final = "inner."
 """Of every tensor's name in a package: it was traced inside another module."""
 
+_NOWHERE: Final = ArtefactSpec()
 _CLOSE: Final = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float64: 1e-6}
 _USUAL: Final = 1e-3
 """How far, relative to the largest value of an output, a twin's answer may be from the module's."""
@@ -58,12 +60,16 @@ class Twin:
     It must not be called once those tensors are gone.
     """
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any], engine: Engine, device: torch.device) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        engine: Engine,
+        device: torch.device,
+        artefacts: ArtefactSpec = _NOWHERE,
+    ) -> None:
         """Open the package and lend it the weights. Raises `LoadFailed`, or what torch raises."""
-        # Read by the package at its first run: with it, what `takes` lets through is checked once more.
-        os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
-        number = -1 if device.type == "cpu" else device.index or 0
-        self._package = torch._inductor.aoti_load_package(str(folder / PACKAGE), device_index=number)  # noqa: SLF001 -- its public home
+        self._package = open_package(str(folder / PACKAGE), device, artefacts)
         self._names = [spec.name for spec in engine.inputs]
         self._shapes: list[tuple[str, tuple[int | str, ...]]] = [
             (name, tuple(facts["shapes"][name])) for name in self._names

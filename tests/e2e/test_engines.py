@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
 
 from runtime.catalog.describe import write_manifest
@@ -70,3 +71,24 @@ def test_models_of_other_engines_are_served_and_their_size_is_remembered(tmp_pat
             each for each in live.said("load started") if each["model"] == "openvino@1" and each["tier"] == "device"
         ]
         assert started[0]["reserved"] in {row["cpu"] for row in rows.values()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_200)  # the compiler runs at idle priority
+def test_a_compiled_twin_takes_over_in_a_worker_process(tmp_path: Path) -> None:
+    """Served at once, compiled beside it; the next worker reuses what was kept, and nothing is left of the compiler."""
+    builder = {"kind": "python", "target": "tests.runtime.worker.modules:Linear", "arguments": {"width": 512}}
+    put(tmp_path, "eager", builder=builder, compile=True)
+    with torch.inference_mode():
+        wanted = module()(torch.from_numpy(X.copy())).numpy()
+    for reused in (False, True):
+        with serving(tmp_path, devices__allow=["tests.runtime.worker."]) as live:
+            first = live.infer("eager", BODY)
+            assert first.status == 200, first.body
+            compiled = live.until(lambda: live.said("compiled"), "the twin takes over", seconds=1_000.0)
+            assert compiled[0]["reused"] is reused
+            said = live.infer("eager", BODY)
+            found = np.array(said.json["outputs"][0]["data"], F32).reshape(2, 3)
+            np.testing.assert_allclose(found, wanted, rtol=1e-4)
+            assert not live.said("compilation failed")
+            assert len(live.members()) == 2, "front and worker, no compiler"

@@ -5,7 +5,6 @@ Belongs here: from a file to a module with a known way to call it. Never: whethe
 
 from __future__ import annotations
 
-import os
 import warnings
 import zipfile
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from torch import nn
 from actors.errors import BadTensor, LoadFailed
 from runtime.worker.codec import WireTensor
 from runtime.worker.engine import Engine, to_wire, zeros
+from runtime.worker.engines.aoti import open_package
 from runtime.worker.engines.port import warm_extents
 from runtime.worker.memory import resident_bytes
 
@@ -72,13 +72,10 @@ class Precompiled:
 
     def __init__(self, spec: LoadSpec, device: torch.device) -> None:
         """Open it. Raises `LoadFailed`, or what torch raises."""
-        # Read by the package itself: without it a wrong extent is read past the end of a tensor.
-        os.environ["AOTI_RUNTIME_CHECK_INPUTS"] = "1"
         with zipfile.ZipFile(spec.weights) as archive:
             self.mapped = sum(row.file_size for row in archive.infolist() if row.filename.endswith(".so"))
         self.weights = self.mapped
-        number = -1 if device.type == "cpu" else device.index or 0
-        package = torch._inductor.aoti_load_package(spec.weights, device_index=number)  # noqa: SLF001 -- its public home
+        package = open_package(spec.weights, device, spec.artefacts)
         self.witness = package
         made_for = package.get_metadata().get("AOTI_DEVICE_KEY", device.type)
         if made_for != device.type:

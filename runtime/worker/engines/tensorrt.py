@@ -1,7 +1,8 @@
 """TensorRT beneath ONNX Runtime, where that was built with it: its engines come from the artefact cache and go there.
 
-Belongs here: where TensorRT may read and write. Never: sessions (`onnx.py`). TensorRT builds an engine at the first run
-of a shape, for minutes, and may add to its folder at any time; so it works in a copy, and what the warm-up built is kept.
+Belongs here: where TensorRT may read and write. Never: sessions (`onnx.py`).
+TensorRT builds an engine at the first run of a shape, for minutes, and may add to its folder at any time; so it works in
+a copy, and what the warm-up built is kept.
 """
 
 from __future__ import annotations

@@ -150,6 +150,30 @@ def test_what_a_killed_maker_left_is_reclaimed(tmp_path: Path) -> None:
     assert has(kept, A)
 
 
+def _nesting(folder: Path, ready: multiprocessing.synchronize.Event) -> None:
+    (Artefacts(folder, 1 << 20).nest() / "unpacked").write_bytes(b"x")
+    ready.set()
+    signal.pause()
+
+
+def test_temporary_files_of_a_killed_process_are_cleared_away(tmp_path: Path) -> None:
+    """They stay as long as it lives, whatever sweeps meanwhile."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    owner = context.Process(target=_nesting, args=(tmp_path, ready))
+    owner.start()
+    assert ready.wait(60)
+    kept = Artefacts(tmp_path, 1 << 20)
+    kept.sweep()
+    assert [*tmp_path.glob(".nest-*/unpacked")]
+    assert owner.pid is not None
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.join()
+    owner.close()
+    kept.sweep()
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_maker_that_fails_leaves_nothing(tmp_path: Path) -> None:
     """An exception inside `making` takes the folder along and lets the next one in."""
     kept = Artefacts(tmp_path, 1 << 20)
