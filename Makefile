@@ -46,9 +46,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "venv: $(TORCH)$(if $(TORCH_INDEX_URL), from $(TORCH_INDEX_URL)) (this one is large)"
 	@# An index of its own may lack the pinned versions of what torch needs, so those come with the next step.
 	@$(PIP) install --quiet $(if $(TORCH_INDEX_URL),--no-deps --index-url '$(TORCH_INDEX_URL)',-c constraints.txt) '$(TORCH)'
-	@echo "venv: foreload[hf,remote] and the groups test and lint"
+	@echo "venv: foreload[hf,onnx,openvino,remote] and the groups test and lint"
 	@# The build backend warns of editable installs as such, which are what is wanted here.
-	@PYTHONWARNINGS='ignore:Editable installation' $(PIP) install --quiet -c constraints.txt -e '.[hf,remote]' --group test --group lint
+	@PYTHONWARNINGS='ignore:Editable installation' $(PIP) install --quiet -c constraints.txt -e '.[hf,onnx,openvino,remote]' --group test --group lint
 	@$(PIP) check
 	@touch $(STAMP)
 

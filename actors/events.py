@@ -417,6 +417,43 @@ class WorkerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class CompileStarted:
+    """A resident is being compiled in the background; it serves meanwhile."""
+
+    at: float
+    device: str
+    model: ModelKey
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompileFinished:
+    """The compiled twin of a resident took over, after `seconds`.
+
+    `reused`: an artefact of an earlier compilation was there, which saved `saved` seconds of making it anew.
+    """
+
+    at: float
+    device: str
+    model: ModelKey
+    fingerprint: str
+    seconds: float
+    reused: bool
+    saved: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompileFailed:
+    """A resident stays as it was loaded: `cause` says why there is no compiled twin."""
+
+    at: float
+    device: str
+    model: ModelKey
+    fingerprint: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class ActorRestarted:
     """An actor crashed and a new incarnation runs; `cause` is the exception in one line."""
 
@@ -492,6 +529,9 @@ Event: TypeAlias = (
     | ForesightReported
     | WorkerStarted
     | WorkerLost
+    | CompileStarted
+    | CompileFinished
+    | CompileFailed
     | ActorRestarted
     | SubscriberDropped
     | CatalogChanged

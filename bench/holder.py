@@ -8,6 +8,7 @@ import msgspec
 import torch
 
 from runtime.worker.core import Core
+from runtime.worker.mount import Mount
 from runtime.workers.port import LoadSpec
 
 
@@ -16,7 +17,9 @@ def main() -> None:
     spec = msgspec.json.decode(sys.argv[1], type=LoadSpec)
     core = Core("cpu:0", ("bench.",), threads=1)
     core.load(spec, lambda: False)
-    for tensor in core._mounts[spec.fingerprint].module.parameters():  # noqa: SLF001 - a worker need not show it
+    mount = core._mounts[spec.fingerprint]  # noqa: SLF001 - a worker need not show it
+    assert isinstance(mount, Mount)
+    for tensor in mount.module.parameters():
         torch.sum(tensor)
     print("held", flush=True)
     sys.stdin.read()

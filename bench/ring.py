@@ -23,6 +23,8 @@ from runtime.workers.process import ProcessWorker
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from runtime.workers.port import Note
+
 BODY = bytes(602_112)
 SMALL = bytes(4096)
 LIMIT_US = 60.0
@@ -37,6 +39,9 @@ class EchoCore:
     def __init__(self, device: str, allow: tuple[str, ...] = (), threads: int = 1) -> None:
         del device, allow, threads
         self._calls: list[tuple[memoryview, Callable[[Laid], None]]] = []
+
+    def listen(self, tell: Callable[[Note], None]) -> None:
+        """Compiles nothing."""
 
     def load(self, spec: LoadSpec, cancelled: Callable[[], bool]) -> EchoCore:
         """Nothing to do; the core is its own report."""

@@ -27,6 +27,7 @@ from actors.warm_list import WarmEntry, WarmList
 from runtime.catalog.repository import Repository, Source, State
 from runtime.catalog.served import Exceptions, ServedModels
 from runtime.catalog.specs import SpecifiedHost
+from runtime.footprints import Footprints
 from runtime.foreseeing import start_forecaster
 from runtime.history import History
 from runtime.http.app import create_app
@@ -48,7 +49,9 @@ from runtime.tiers.pressure import HostMemory
 from runtime.tiers.remote import Remote, refusals
 from runtime.vitals import Vitals
 from runtime.workers.local import ThreadWorker
+from runtime.workers.notes import noting
 from runtime.workers.pipelines import PreprocessLimits
+from runtime.workers.port import ArtefactSpec
 from runtime.workers.process import DEFAULT_CORE, ProcessWorker
 from runtime.workers.starters import Starters
 
@@ -69,6 +72,9 @@ if TYPE_CHECKING:
 
 CATALOG_POLL: Final = 2.0
 """Seconds between two looks at the model directories."""
+
+FOOTPRINTS_SAVED: Final = 5.0
+"""Seconds between two looks at whether measured sizes changed."""
 
 OFFLOAD_THREADS: Final = 16
 STUCK_LOAD_SLACK: Final = 60.0
@@ -135,6 +141,8 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
             find,
             offload,
             json_depth=config.server.limits.json_depth,
+            trust=config.trust,
+            artefacts=ArtefactSpec(str(config.disk.path / "compiled"), config.disk.artefacts),
         )
 
         slabs = SlabLaying(disk, find, offload)
@@ -181,7 +189,8 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
         devices = tuple(refs.values())
         emit.subscribe("rehold", {ActorRestarted: _rehold(devices)})
         seconds: dict[str, float] = {}
-        history = History(seconds)
+        footprints = await offload(Footprints, config.disk.path / "footprints.json")
+        history = History(seconds, footprints)
         served = ServedModels(
             repository,
             rules=Rules(config.policy.ttl_idle, config.policy.ttl, config.policy.min_residency),
@@ -192,6 +201,7 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
             forget=_forgetting(views, history),
             seconds=seconds,
             far=remote.far,
+            measured=footprints,
         )
         emit.subscribe("history", history.wants())
         dispatcher = supervisor.start(
@@ -288,6 +298,8 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
             if isinstance(worker, ProcessWorker):
                 rounds.start_soon(vitals.probe, name)
         rounds.start_soon(slabs.run)
+        stack.push_async_callback(_keep, footprints, offload)
+        rounds.start_soon(_keeping, footprints, offload)
         rounds.start_soon(_sample_memory, memory, config.host.pressure.interval, (host, *devices))
         rounds.start_soon(_poll, lambda: dispatcher.tell(Refresh()), CATALOG_POLL)
         yield Assembly(app, backend, devices, host, workers, views, clock)
@@ -356,6 +368,7 @@ def _worker(
             refs[device.id].tell(Lost(cause))
 
     on_recipe = slabs.note if config.disk.slabs else None
+    noted = noting(device.id, clock.now, views.emit)
     threads = device.threads or compute_threads(sum(each.id.startswith("cpu") for each in config.devices))
     pinned = device.pinned if device.id.startswith("cuda:") else 0
     slot_bytes = max(config.server.limits.body, config.server.limits.response)
@@ -372,6 +385,7 @@ def _worker(
             pinned=pinned,
             slot_bytes=slot_bytes,
             preprocess=preprocess,
+            on_note=noted,
         )
     return ProcessWorker(
         device.id,
@@ -389,6 +403,7 @@ def _worker(
         starter=starter,
         standby=device.start == "standby",
         skeletons=str(config.disk.path.absolute() / "skeletons") if config.disk.skeletons else "",
+        on_note=noted,
     )
 
 
@@ -556,6 +571,17 @@ async def _sample_memory(memory: HostMemory, interval: float, refs: tuple[Ref[Co
             continue
         for ref in refs:
             ref.tell(Sampled(sample))
+
+
+async def _keeping(footprints: Footprints, offload: ThreadOffload) -> None:
+    while True:
+        await anyio.sleep(FOOTPRINTS_SAVED)
+        await offload(footprints.save)
+
+
+async def _keep(footprints: Footprints, offload: ThreadOffload) -> None:
+    with anyio.CancelScope(shield=True):
+        await offload(footprints.save)
 
 
 async def _poll(look: Callable[[], None], interval: float) -> None:

@@ -12,18 +12,20 @@ if TYPE_CHECKING:
     from typing import Any
 
     from actors.residency.model import ModelKey
+    from runtime.footprints import Footprints
 
 
 class History:
     """Bounded by the catalogue: `forget` drops a model that is served no more.
 
-    `seconds` takes what loads took, by fingerprint, for the catalogue's next look.
+    `seconds` takes what loads took, by fingerprint, for the catalogue's next look; `footprints` what they measured.
     """
 
-    def __init__(self, seconds: dict[str, float]) -> None:
+    def __init__(self, seconds: dict[str, float], footprints: Footprints | None = None) -> None:
         self._last: dict[ModelKey, str] = {}
         self._fingerprints: dict[str, str] = {}
         self._seconds = seconds
+        self._footprints = footprints
 
     def wants(self) -> dict[type[Any], Callable[[Any], None]]:
         """Subscribe with this."""
@@ -48,6 +50,8 @@ class History:
 
     def _loaded(self, event: e.LoadFinished) -> None:
         fingerprint = self._fingerprints.pop(event.load, None)
+        if fingerprint is not None and self._footprints is not None:
+            self._footprints.note(fingerprint, event.device, event.tier, event.resident)
         if event.tier is Tier.DEVICE:
             self._last[event.model] = ""
             if fingerprint is not None:

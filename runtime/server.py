@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from actors.ports import Offload
     from actors.residency.model import Model
     from actors.warm_list import WarmMessage
+    from runtime.catalog.manifest import Manifest
     from runtime.catalog.repository import Repository
     from runtime.history import History
     from runtime.http.port import Json
@@ -44,6 +45,14 @@ _INDEX: Final = {
     State.RESIDENT: "READY",
     State.DRAINING: "UNLOADING",
     State.UNLOADING: "UNLOADING",
+}
+
+_PLATFORMS: Final = {
+    "export": "pytorch_export",
+    "aot": "pytorch_aot",
+    "torchscript": "pytorch_torchscript",
+    "onnx": "onnx_onnxv1",
+    "openvino": "openvino_model",
 }
 
 
@@ -174,7 +183,7 @@ class ServingBackend:
         return Metadata(
             model.name,
             versions if version is None else [model.version],
-            f"pytorch_{spec.builder.kind}",
+            _platform(spec),
             [each.wire for each in input_specs(spec)],
             [TensorSpec(each.name, each.datatype, each.shape) for each in spec.outputs],
         )
@@ -286,6 +295,13 @@ class ServingBackend:
 
     def __repr__(self) -> str:
         return f"<ServingBackend {len(self._models())} models{' draining' if self.draining else ''}>"
+
+
+def _platform(manifest: Manifest) -> str:
+    """What the protocol calls the kind of model; free text, in the spelling that Triton made usual."""
+    if manifest.builder is not None:
+        return f"pytorch_{manifest.builder.kind}"
+    return _PLATFORMS[manifest.engine]
 
 
 def _verdict(obstacles: Iterator[tuple[str, float | None]]) -> Verdict:

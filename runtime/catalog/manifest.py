@@ -29,6 +29,18 @@ DATATYPES: Final = frozenset(
 )
 SAFE_SUFFIX: Final = ".safetensors"
 PICKLE_SUFFIXES: Final = (".pth", ".pt")
+SUFFIXES: Final = {
+    "eager": (SAFE_SUFFIX, *PICKLE_SUFFIXES),
+    "export": (".pt2",),
+    "aot": (".pt2",),
+    "torchscript": (".pt", ".ts", ".jit", ".torchscript"),
+    "onnx": (".onnx",),
+    "openvino": (".bin", ".onnx"),
+}
+"""What the weights of each engine may be called. OpenVINO's `.bin` has its graph in an `.xml` of its own."""
+
+RUNS_CODE: Final = frozenset({"export", "aot", "torchscript"})
+"""Engines whose files can make whoever opens them run code (`SECURITY.md`)."""
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _VERSION = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -189,8 +201,16 @@ class Manifest(Frozen):
     """Name in URLs."""
     version: Version
     """Version in URLs; text, so write it in quotes."""
-    builder: Builder
-    """How the module is made."""
+    engine: Literal["eager", "export", "aot", "torchscript", "onnx", "openvino"] = "eager"
+    """What runs it: `eager` builds a module and binds weights to it; the others open a file that holds both."""
+    builder: Builder | None = None
+    """How the module is made; for `engine: eager` alone."""
+    trust: Literal["code"] | None = None
+    """Says that the weights' file may run code, as export, aot and torchscript need; the server's `trust` must too."""
+    graph: RelativePath | None = None
+    """For openvino: the listed .xml whose .bin the weights are."""
+    compile: Switch = False
+    """For eager and export: compiles in the background and switches over when that is done; needs g++."""
     weights: RelativePath | None = None
     """The weights among the files; null takes the only one there is."""
     files: Annotated[tuple[FileRow, ...], AfterValidator(some)] = Field(max_length=10_000)
@@ -226,25 +246,28 @@ class Manifest(Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        refuse([*_file_faults(self), *_weights_faults(self), *_tensor_faults(self)])
+        refuse([*_engine_faults(self), *_file_faults(self), *_weights_faults(self), *_tensor_faults(self)])
         return self
 
     @property
     def weights_row(self) -> FileRow:
         """The file row of the weights."""
-        found = self._rows([self.weights]) if self.weights else self._candidates()
-        return found[0]
+        return self.found_weights()[0]
+
+    def found_weights(self) -> list[FileRow]:
+        """The rows that can be the weights; exactly one in a manifest that passed its checks."""
+        return self._rows([self.weights]) if self.weights else self._candidates()
 
     @property
     def pickled(self) -> bool:
         """Whether the weights have to be converted first."""
-        return self.weights_row.path.endswith(PICKLE_SUFFIXES)
+        return self.engine == "eager" and self.weights_row.path.endswith(PICKLE_SUFFIXES)
 
     @property
     def needed(self) -> tuple[FileRow, ...]:
-        """The files that a load reads: what the builder is configured by, and the weights."""
-        config = self.builder.config
-        return (*(self._rows([config]) if config is not None else ()), self.weights_row)
+        """The files that a load reads: what the builder is configured by, the graph, and the weights."""
+        config = self.builder.config if self.builder is not None else None
+        return (*self._rows([path for path in (config, self.graph) if path is not None]), self.weights_row)
 
     def source_of(self, row: FileRow) -> str | None:
         """The address that a file comes from; None for one that lies in the directory."""
@@ -267,6 +290,8 @@ class Manifest(Frozen):
         return [row for row in self.files if row.path in wanted]
 
     def _candidates(self) -> list[FileRow]:
+        if self.engine != "eager":
+            return [row for row in self.files if row.path.endswith(SUFFIXES[self.engine])]
         safe = [row for row in self.files if row.path.endswith(SAFE_SUFFIX)]
         return safe or [row for row in self.files if row.path.endswith(PICKLE_SUFFIXES)]
 
@@ -291,6 +316,34 @@ def _builder_faults(builder: Builder) -> Iterator[Fault]:
         yield Fault((), "config and class belong to kind: transformers")
 
 
+def _engine_faults(manifest: Manifest) -> Iterator[Fault]:
+    engine = manifest.engine
+    if engine == "eager" and manifest.builder is None:
+        yield Fault(("builder",), "is missing", "say how the module is made, or name another engine")
+    if engine != "eager":
+        for key in ("builder", "cast", "dtype", "tensors"):
+            if getattr(manifest, key) != type(manifest).model_fields[key].default:
+                yield Fault((key,), "belongs to engine: eager", f"a file for {engine} says that itself")
+    if engine in RUNS_CODE and manifest.trust is None:
+        yield Fault(("trust",), f"is missing: a file for {engine} can run code", "set trust: code if you trust it")
+    if engine not in RUNS_CODE and manifest.trust is not None:
+        yield Fault(("trust",), f"has no meaning for engine: {engine}", "leave it out")
+    if manifest.compile and engine not in {"eager", "export"}:
+        yield Fault(("compile",), "belongs to engine: eager or export")
+    yield from _graph_faults(manifest)
+
+
+def _graph_faults(manifest: Manifest) -> Iterator[Fault]:
+    weights = manifest.found_weights()
+    split = manifest.engine == "openvino" and len(weights) == 1 and weights[0].path.endswith(".bin")
+    if split and manifest.graph is None:
+        yield Fault(("graph",), "is missing", "name the listed .xml that goes with the .bin")
+    if manifest.graph is not None and not split:
+        yield Fault(("graph",), "belongs to the .bin of engine: openvino")
+    if manifest.graph is not None and not manifest.graph.endswith(".xml"):
+        yield Fault(("graph",), "has no known format", "known is .xml")
+
+
 def _file_faults(manifest: Manifest) -> Iterator[Fault]:
     seen: set[str] = set()
     for place, row in enumerate(manifest.files):
@@ -299,19 +352,21 @@ def _file_faults(manifest: Manifest) -> Iterator[Fault]:
         if row.path == FILE_NAME:
             yield Fault(("files", place, "path"), "is the manifest itself", "leave it out")
         seen.add(row.path)
-    config = manifest.builder.config
+    config = manifest.builder.config if manifest.builder else None
     if config is not None and config not in seen:
         yield Fault(("builder", "config"), "is not among the files")
+    if manifest.graph is not None and manifest.graph not in seen:
+        yield Fault(("graph",), "is not among the files")
 
 
 def _weights_faults(manifest: Manifest) -> Iterator[Fault]:
     if manifest.weights is not None:
-        found = manifest._rows([manifest.weights])  # noqa: SLF001 -- the class and its rules are one module
+        found = manifest.found_weights()
         if not found:
             yield Fault(("weights",), "is not among the files")
             return
     else:
-        found = manifest._candidates()  # noqa: SLF001 -- as above
+        found = manifest.found_weights()
         if len(found) != 1:
             count = "no" if not found else str(len(found))
             yield Fault(("files",), f"{count} files could be the weights", "name one under weights:")
@@ -319,12 +374,13 @@ def _weights_faults(manifest: Manifest) -> Iterator[Fault]:
     path = found[0].path
     if manifest.in_place and manifest.source_of(found[0]) is not None:
         yield Fault(("in_place",), "belongs to weights in the directory", "what comes from elsewhere is copied")
-    if path.endswith(PICKLE_SUFFIXES):
+    if manifest.pickled:
         if manifest.allow_pickle is None:
             yield Fault(("allow_pickle",), f"{path} is a pickle", "convert it, or set allow_pickle: weights_only")
         return
-    if not path.endswith(SAFE_SUFFIX):
-        yield Fault(("weights",), "has no known format", "known are .safetensors, .pth, .pt")
+    known = SUFFIXES[manifest.engine]
+    if not path.endswith(known):
+        yield Fault(("weights",), f"has no known format of engine: {manifest.engine}", f"known are {', '.join(known)}")
     for key in ("allow_pickle", "state_dict", "rename"):
         if getattr(manifest, key):
             yield Fault((key,), "belongs to .pth weights")

@@ -16,6 +16,7 @@ from blake3 import blake3
 from actors.errors import CorruptWeights, FetchFailed, ForeloadError, LoadFailed
 from actors.residency.model import ModelKey, key_of
 from runtime.catalog.manifest import Manifest
+from runtime.tiers.formats import check_graph
 from runtime.tiers.index import read_index
 from runtime.tiers.variant import Variant
 from runtime.tiers.verify import open_regular, unreadable
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 CONFIG_CAP: Final = 4 << 20
 """Largest config.json, in bytes."""
+
+GRAPH_CAP: Final = 8 << 20
+"""Largest graph of an OpenVINO model, in bytes: it travels in one message."""
+
+_LATER_KEYS = ("engine", "trust", "graph", "compile", "dtype", "tensors")
+"""Left out of a fingerprint at their defaults, so that fingerprints from before they existed still hold."""
 
 _CODE_KEYS = frozenset({"auto_map", "trust_remote_code", "custom_pipelines", "custom_generate"})
 
@@ -108,8 +115,8 @@ def fingerprint_of(manifest: Manifest) -> str:
     tree["files"] = sorted((row.path, row.sha256) for row in manifest.files)
     tree["weights"] = manifest.weights_row.path
     # Left out where they say nothing, so that what was measured of a model before they existed still counts.
-    for key in ("dtype", "tensors"):
-        if getattr(manifest, key) == Manifest.model_fields[key].default:
+    for key in _LATER_KEYS:
+        if not tree[key] or tree[key] == Manifest.model_fields[key].default:
             del tree[key]
     return blake3(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -137,6 +144,9 @@ def load_spec(record: ModelRecord, weights_path: Path, fetched: Mapping[str, Pat
         batch=BatchSpec(max_size=manifest.batch.max_size, delay=manifest.batch.delay),
         cast=manifest.cast,
         reject_nonfinite=manifest.reject_nonfinite,
+        engine=manifest.engine,
+        graph=_graph(record, fetched or {}),
+        compile=manifest.compile,
     )
 
 
@@ -156,6 +166,8 @@ def input_specs(manifest: Manifest) -> tuple[TensorSpec, ...]:
 def _builder(record: ModelRecord, fetched: Mapping[str, Path]) -> BuilderSpec:
     builder = record.manifest.builder
     dtype = record.manifest.dtype or ""
+    if builder is None:
+        return BuilderSpec("")
     if builder.kind == "python":
         return BuilderSpec("python", builder.target, builder.arguments, dtype)
     path = builder.config or ""
@@ -168,12 +180,7 @@ def _builder(record: ModelRecord, fetched: Mapping[str, Path]) -> BuilderSpec:
 
 
 def _read_config(record: ModelRecord, path: str, lies: Path) -> dict[str, object]:
-    row = record.manifest.row(path)
-    if row.size > CONFIG_CAP:
-        raise LoadFailed(f"the builder's config is over {CONFIG_CAP} bytes", model=record.name)
-    raw = _read(lies, row.size)
-    if len(raw) != row.size or hashlib.sha256(raw).hexdigest() != row.sha256:
-        raise CorruptWeights("the builder's config is not the one of the manifest", model=record.name)
+    raw = _listed(record, path, lies, "the builder's config", CONFIG_CAP)
     try:
         config = json.loads(raw)
     except (ValueError, RecursionError):
@@ -183,11 +190,36 @@ def _read_config(record: ModelRecord, path: str, lies: Path) -> dict[str, object
     return config
 
 
-def _read(path: Path, size: int) -> bytes:
+def _graph(record: ModelRecord, fetched: Mapping[str, Path]) -> bytes:
+    """The graph beside an OpenVINO model's weights, verified and checked against their size."""
+    path = record.manifest.graph
+    if path is None:
+        return b""
+    raw = _listed(record, path, fetched.get(path, record.directory / path), "the graph", GRAPH_CAP)
+    try:
+        check_graph(raw, record.weights_bytes)
+    except CorruptWeights as error:
+        error.model = record.name
+        raise
+    return raw
+
+
+def _listed(record: ModelRecord, path: str, lies: Path, what: str, cap: int) -> bytes:
+    """Read a small listed file whole, from where it lies, and verify it."""
+    row = record.manifest.row(path)
+    if row.size > cap:
+        raise LoadFailed(f"{what} is over {cap} bytes", model=record.name)
+    raw = _read(lies, row.size, what)
+    if len(raw) != row.size or hashlib.sha256(raw).hexdigest() != row.sha256:
+        raise CorruptWeights(f"{what} is not the one of the manifest", model=record.name)
+    return raw
+
+
+def _read(path: Path, size: int, what: str) -> bytes:
     try:
         descriptor = open_regular(path)
     except FetchFailed as error:
-        raise FetchFailed(f"the builder's config: {error.message}") from None
+        raise FetchFailed(f"{what}: {error.message}") from None
     with os.fdopen(descriptor, "rb") as file:
         return file.read(size + 1)
 

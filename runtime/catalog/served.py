@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from actors.events import CatalogChanged
 from actors.residency.model import Footprint, Model, ModelKey, Rules
@@ -27,6 +27,18 @@ _REMOTE_BYTES_PER_SECOND: Final = 1e8
 """A first guess of what a load costs, until it was measured: a Retry-After and a tie between victims rest on it."""
 
 
+class Measured(Protocol):
+    """Bytes that were measured, by fingerprint; None for what was never there."""
+
+    def device(self, fingerprint: str) -> int | None:
+        """On a device."""
+        ...
+
+    def host(self, fingerprint: str) -> int | None:
+        """In host memory."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Exceptions:
     """What the configuration says about one model and not about all. None leaves the general rule."""
@@ -41,7 +53,8 @@ class Exceptions:
 class ServedModels:
     """`rules` hold for all, `exceptions` by `(name, version)`. `forget` is told which keys left.
 
-    `seconds` says what a load took when it was last seen, by fingerprint; `far` whether one needs the network.
+    `seconds` says what a load took when it was last seen, by fingerprint; `far` whether one needs the network;
+    `measured` what a model was seen to need, which counts for more than what its manifest declares.
     """
 
     def __init__(
@@ -56,6 +69,7 @@ class ServedModels:
         forget: Callable[[ModelKey], None],
         seconds: Mapping[str, float],
         far: Callable[[ModelRecord], bool] = lambda _: False,
+        measured: Measured | None = None,
     ) -> None:
         self._repository = repository
         self._rules = rules
@@ -66,6 +80,7 @@ class ServedModels:
         self._forget = forget
         self._seconds = seconds
         self._far = far
+        self._measured = measured
 
     async def refresh(self) -> Mapping[str, tuple[Model, ...]]:
         """Look at the directories again; states what changed as events."""
@@ -80,11 +95,7 @@ class ServedModels:
 
     def _model(self, record: ModelRecord) -> Model:
         own = self._exceptions.get((record.name, record.version), Exceptions())
-        declared = record.manifest.footprint
-        footprint = own.footprint or Footprint(
-            declared.device if declared and declared.device else record.weights_bytes,
-            declared.host if declared and declared.host else record.weights_bytes,
-        )
+        footprint = own.footprint or self._footprint(record)
         rules = Rules(
             ttl_idle=self._rules.ttl_idle if own.ttl_idle is None else own.ttl_idle,
             ttl=self._rules.ttl if own.ttl is None else own.ttl,
@@ -96,6 +107,17 @@ class ServedModels:
         guess = _FIXED_SECONDS + record.weights_bytes / rate
         seconds = self._seconds.get(record.fingerprint, guess)
         return Model(record.name, record.version, record.fingerprint, footprint, rules, seconds)
+
+    def _footprint(self, record: ModelRecord) -> Footprint:
+        """Measured where it was seen, else declared, else the size of its weights."""
+        declared, measured = record.manifest.footprint, self._measured
+        device = measured.device(record.fingerprint) if measured else None
+        host = measured.host(record.fingerprint) if measured else None
+        if device is None:
+            device = declared.device if declared else record.weights_bytes
+        if host is None:
+            host = declared.host if declared else record.weights_bytes
+        return Footprint(device, host)
 
     def __repr__(self) -> str:
         return f"<ServedModels of {self._repository!r}>"

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from actors.errors import NotReady
+from actors.errors import Invalid, LoadFailed, NotReady
 from runtime.catalog.record import load_spec
+from runtime.workers.port import ArtefactSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from actors.ports import EvictReport, Held, LoadReport, Offload
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 REMEMBERED = 1024
 """Specs of models that left, so that one that comes back needs no file read; a few kilobytes each."""
+
+
+_NOWHERE = ArtefactSpec()
 
 
 class Shelf(Protocol):
@@ -52,13 +56,28 @@ class Shelf(Protocol):
 
 
 class SpecifiedHost:
-    """A host tier that also answers `resolve(model)`; implements `actors.ports.Residence`."""
+    """A host tier that also answers `resolve(model)`; implements `actors.ports.Residence`.
 
-    def __init__(self, host: Shelf, find: Callable[[Model], ModelRecord], offload: Offload, *, json_depth: int) -> None:
+    `trust` names the models (`name` or `name@version`) whose files may run code, if their manifests say so as well;
+    `artefacts` is where workers keep what they compile.
+    """
+
+    def __init__(
+        self,
+        host: Shelf,
+        find: Callable[[Model], ModelRecord],
+        offload: Offload,
+        *,
+        json_depth: int,
+        trust: Collection[str] = (),
+        artefacts: ArtefactSpec = _NOWHERE,
+    ) -> None:
         self._host = host
         self._find = find
         self._offload = offload
         self._json_depth = json_depth
+        self._trust = frozenset(trust)
+        self._artefacts = artefacts
         self._specs: dict[ModelKey, LoadSpec] = {}
         self._spelled: OrderedDict[tuple[ModelKey, str, Path], LoadSpec] = OrderedDict()
 
@@ -70,7 +89,8 @@ class SpecifiedHost:
         return spec
 
     async def load(self, model: Model) -> LoadReport:
-        """See `Residence.load`."""
+        """See `Residence.load`. Raises `LoadFailed` for a file that can run code and may not, before it is read."""
+        self._trusted(model)
         report = await self._host.load(model)
         try:
             self._specs[model.key] = await self._spell(model)
@@ -84,12 +104,28 @@ class SpecifiedHost:
         known = self._spelled.get(name)
         if known is None:
             spec = await self._offload(load_spec, self._find(model), name[-1], self._host.files_of(model))
-            known = msgspec.structs.replace(spec, json_depth=self._json_depth)
+            known = msgspec.structs.replace(
+                spec, json_depth=self._json_depth, trusted=self._trusted(model), artefacts=self._artefacts
+            )
             self._spelled[name] = known
             while len(self._spelled) > REMEMBERED:
                 self._spelled.popitem(last=False)
         self._spelled.move_to_end(name)
         return known
+
+    def _trusted(self, model: Model) -> bool:
+        try:
+            manifest = self._find(model).manifest
+        except Invalid:
+            return False  # it left the catalogue; the host tier says so
+        if manifest.trust is None:
+            return False
+        if self._trust.isdisjoint((model.name, model.key)):
+            raise LoadFailed(
+                f"the file can run code (engine {manifest.engine}), which the server's `trust` does not allow",
+                model=model.name,
+            )
+        return True
 
     async def evict(self, key: ModelKey) -> EvictReport:
         """See `Residence.evict`."""

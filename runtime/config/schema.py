@@ -204,6 +204,8 @@ class Disk(Frozen):
     """Folder of the cache; a relative one starts at this file's folder."""
     size: SomeBytes = 100 * GIB
     """Space that the cache may take."""
+    artefacts: SomeBytes = 5 * GIB
+    """Space that compiled code may take, in a folder of its own beside the weights."""
     loads_in_parallel: Annotated[Positive, Field(le=64)] = 1
     """Models that are brought into the cache at one time."""
     skeletons: Flag = True
@@ -363,6 +365,8 @@ class Config(Frozen):
     """Folders that are searched for model folders."""
     models: Annotated[tuple[ModelEntry, ...], AfterValidator(checks.models)] = ()
     """Models that are served, beside those of the repository; settings here win over the repository's."""
+    trust: tuple[Annotated[str, AfterValidator(checks.name_at_version)], ...] = ()
+    """Models whose files may run code, by name or name@version; their manifests must say `trust: code` too."""
     warm: tuple[WarmItem, ...] | None = None
     """Models loaded at start, in order; `[]` says that none is wanted, null that nobody said."""
     forecast: Forecast = Forecast()

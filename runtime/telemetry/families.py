@@ -100,6 +100,13 @@ class Families:
         self.workers_lost = Counter(
             "foreload_workers_lost", "Device workers that ended on their own.", ("device",), registry=own
         )
+        self.compiles = Counter(
+            "foreload_compilations", "Compiled twins by where they came from.", ("result",), registry=own
+        )
+        self.compile_seconds = Counter("foreload_compile_seconds", "Time spent compiling.", registry=own)
+        self.compile_saved = Counter(
+            "foreload_compile_saved_seconds", "Time not spent, for an artefact was kept.", registry=own
+        )
         self.restarts = Counter("foreload_actor_restarts", "New incarnations after a crash.", ("actor",), registry=own)
         self.dropped = Counter("foreload_subscribers_dropped", "Consumers of events switched off.", registry=own)
         self.lag = Histogram("foreload_loop_lag_seconds", "Lateness of the event loop.", buckets=LAGS, registry=own)

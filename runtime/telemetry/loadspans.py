@@ -75,6 +75,7 @@ class LoadSpans:
         self._places: dict[tuple[str, Tier, ModelKey], str] = {}
         self._evictions: OrderedDict[str, _Eviction] = OrderedDict()
         self._held: deque[_Eviction] = deque()
+        self._compiles: OrderedDict[tuple[str, ModelKey], Span] = OrderedDict()
         self._attempts: OrderedDict[tuple[str, Tier, ModelKey], int] = OrderedDict()
 
     def wants(self) -> Wants:
@@ -87,6 +88,9 @@ class LoadSpans:
             e.LoadCancelled: self._load_cancelled,
             e.EvictionStarted: self._eviction_started,
             e.Evicted: self._evicted,
+            e.CompileStarted: self._compile_started,
+            e.CompileFinished: self._compile_finished,
+            e.CompileFailed: self._compile_failed,
             e.WorkerLost: self._worker_lost,
         }
 
@@ -251,8 +255,37 @@ class LoadSpans:
             known.span.set_attribute("error.type", "cancelled")
             known.span.end(self._ns(event.at))
 
+    # -- compilations --------------------------------------------------------------------------------
+
+    def _compile_started(self, event: e.CompileStarted) -> None:
+        span = self._compile(event, event.at)
+        pushed = _bounded(self._compiles, (event.device, event.model), span, _LIMIT)
+        if pushed is not None:
+            self._give_up(pushed, "unfinished")
+
+    def _compile_finished(self, event: e.CompileFinished) -> None:
+        span = self._compiles.pop((event.device, event.model), None) or self._compile(event, event.at - event.seconds)
+        span.set_attributes({"foreload.compile.reused": event.reused, "foreload.compile.saved": event.saved})
+        span.end(self._ns(event.at))
+
+    def _compile_failed(self, event: e.CompileFailed) -> None:
+        span = self._compiles.pop((event.device, event.model), None) or self._compile(event, event.at)
+        span.set_attribute("error.type", "compile_failed")
+        span.set_status(Status(StatusCode.ERROR, redact.text(event.cause)))
+        span.end(self._ns(event.at))
+
+    def _compile(self, event: e.CompileStarted | e.CompileFinished | e.CompileFailed, at: float) -> Span:
+        noted: Noted = {}
+        name_model(noted, event.model)
+        noted |= {"foreload.model.fingerprint": event.fingerprint, "foreload.device": event.device}
+        return self._start("foreload.compile", at, noted, ())
+
+    # -- workers -------------------------------------------------------------------------------------
+
     def _worker_lost(self, event: e.WorkerLost) -> None:
         """What was under way there may get no end of its own."""
+        for compiling in [each for each in self._compiles if each[0] == event.device]:
+            self._give_up(self._compiles.pop(compiling), "worker_died")
         for place, load in list(self._places.items()):
             if place[:2] == (event.device, Tier.DEVICE):
                 known = self._loads.get(load)

@@ -83,6 +83,7 @@ class Metrics:
         e.EvictionStarted: "counted when the bytes are free",
         e.PressureChanged: "device bytes are read at scrape time",
         e.WarmSettled: "its load is counted",
+        e.CompileStarted: "counted when it is over",
         e.WorkerStarted: "process facts go to logs and feed",
         e.DrainStarted: "the process ends; logs and spans tell",
         e.DrainFinished: "the process ends; logs and spans tell",
@@ -177,6 +178,8 @@ class Metrics:
             e.ForecastJudged: self._judged,
             e.ForecastFell: self._fell,
             e.WorkerLost: self._worker_lost,
+            e.CompileFinished: self._compiled,
+            e.CompileFailed: self._compile_failed,
             e.ActorRestarted: self._restarted,
             e.SubscriberDropped: self._subscriber_dropped,
             e.CatalogChanged: self._catalog,
@@ -299,6 +302,16 @@ class Metrics:
     def _worker_lost(self, event: e.WorkerLost) -> None:
         self._table.workers_lost.labels(self._name(event.device)).inc()
         self._loading = {place for place in self._loading if place[0] != event.device or place[1] is not Tier.DEVICE}
+
+    def _compiled(self, event: e.CompileFinished) -> None:
+        self._table.compiles.labels("reused" if event.reused else "made").inc()
+        if event.reused:
+            self._table.compile_saved.inc(event.saved)
+        else:
+            self._table.compile_seconds.inc(event.seconds)
+
+    def _compile_failed(self, _event: e.CompileFailed) -> None:
+        self._table.compiles.labels("failed").inc()
 
     def _restarted(self, event: e.ActorRestarted) -> None:
         self._table.restarts.labels(self._name(event.actor)).inc()

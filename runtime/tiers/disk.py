@@ -14,7 +14,8 @@ from actors.errors import CorruptWeights, ForeloadError
 from runtime.tiers.blobs import Blobs, DiskSnapshot
 from runtime.tiers.blocks import Blocks
 from runtime.tiers.convert import Options, converting
-from runtime.tiers.index import read_index, read_index_at
+from runtime.tiers.formats import check_descriptor, check_file
+from runtime.tiers.index import read_index
 from runtime.tiers.landing import Landing
 from runtime.tiers.reader import checking
 from runtime.tiers.recipe import Recipe
@@ -195,7 +196,7 @@ class DiskStore:
                 return (yield from self._check_original(record))
             blob = self._blobs.path(row.sha256)
             if not (yield from self._take(blob, row.size)):
-                yield from self._bring(source, blob, row.size, row.sha256)
+                yield from self._bring(source, blob, row.size, row.sha256, manifest.engine)
         except ForeloadError as error:
             error.model = record.name
             raise
@@ -258,12 +259,12 @@ class DiskStore:
                 known = (yield from hashing(source, most=row.size)).sha256
                 self._verified.note(before, os.fstat(source), known)
             _must_match(Digest(before.st_size, known), row.size, row.sha256)
-            read_index_at(source)
+            check_descriptor(source, record.manifest.engine)
             return self._blobs.hold(record.weights, os.dup(source))
         finally:
             os.close(source)
 
-    def _bring(self, source: Path, blob: Path, size: int, sha256: str) -> Generator[None, None, None]:
+    def _bring(self, source: Path, blob: Path, size: int, sha256: str, engine: str) -> Generator[None, None, None]:
         """Copy, verify, publish and hold one blob; whoever else brings the same one waits for us."""
         with self._staging.claim(blob.name) as claim:
             while not claim.try_lock():
@@ -272,7 +273,7 @@ class DiskStore:
                 return
             with self._blobs.room(size), claim.temporary() as temporary:
                 blocks = yield from self._copy(source, temporary, size, sha256)
-                read_index(temporary)
+                check_file(temporary, engine)
                 self._blobs.publish(temporary, blob)
             self._found(blob, blocks)
             self._blobs.must_take(blob, size)

@@ -103,7 +103,8 @@ class HostStore:
                 pass
             if fetched.held and record.manifest.pickled:
                 # What it was converted to is mapped; the pickle itself may leave the disk.
-                await self._offload(self._let_go, fetched, but=record.manifest.builder.config or "")
+                config = record.manifest.builder.config if record.manifest.builder is not None else None
+                await self._offload(self._let_go, fetched, but=config or "")
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._offload(self._undo, arrival, fetched)

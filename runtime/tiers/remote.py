@@ -140,7 +140,7 @@ class Remote:
         if local is not None:
             fetched.paths[row.path] = local
             return
-        checkpoint = weights and not row.path.endswith((".pth", ".pt"))
+        checkpoint = weights and row.path.endswith(".safetensors")
         async with self._landing(row, checkpoint=checkpoint) as landing:
             await self._enter(model.key, landing)
             if landing.path is None:

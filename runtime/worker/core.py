@@ -18,21 +18,25 @@ import torch
 from actors.errors import Broken, Conflict, ForeloadError
 from runtime.worker.builders import factory_for, sets_default_dtype
 from runtime.worker.codec import Codec
+from runtime.worker.compiler import Compiler
 from runtime.worker.cuda import CudaDevice
 from runtime.worker.engine import Engine
+from runtime.worker.engines.package import Package
 from runtime.worker.faults import load_error
 from runtime.worker.mount import Cancelled, Mount, Steps
 from runtime.worker.rehearse import rehearse
 from runtime.worker.runner import Runner, Served, Submission
 from runtime.worker.shelf import Shelf
 from runtime.worker.skeleton_store import store_at
+from runtime.worker.twin import Twin, compare
 from runtime.workers.heap import give_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from runtime.worker.artefacts import Entry
     from runtime.workers.pipelines import Prepared, PreprocessLimits
-    from runtime.workers.port import Answer, Laid, LoadSpec
+    from runtime.workers.port import Answer, Laid, LoadSpec, Note
 
 __all__ = ["Cancelled", "Core", "Evicted", "Loaded", "Resident", "Submission", "rehearse"]
 
@@ -95,7 +99,7 @@ class Core:
         self._device = torch.device("cpu" if device.startswith("cpu") else device)
         self._cuda = CudaDevice(self._device, pinned) if self._device.type == "cuda" else None
         self._allow = allow
-        self._mounts: dict[str, Mount] = {}
+        self._mounts: dict[str, Mount | Package] = {}
         self._served: dict[str, Served] = {}
         self._shelf = Shelf()
         self._store = store_at(skeletons, allow)
@@ -104,6 +108,7 @@ class Core:
         self._turn = threading.Lock()  # one batch, or one build that changes process-wide torch settings
         self._quiet = threading.Lock()  # the same between warm-ups and such builds
         self._runner = Runner(self._device, self._turn, limits=preprocess)
+        self._compiler = Compiler(self._device, allow, self._attach)
 
     def __repr__(self) -> str:
         return f"<Core {self._device} {len(self._served)} resident {len(self._mounts)} mounted>"
@@ -148,12 +153,28 @@ class Core:
                 self._store.drop(spec)  # the next attempt builds
             return load_error(fault, spec.key)
         self._admit(served)
-        draft, mount.draft = mount.draft, None
-        if draft is not None and self._store is not None:
-            self._store.keep(draft, warm=mount.warm, writes=mount.writes)
+        self._keep(spec, mount, served)
         return Loaded(served.resident, tuple(steps.taken), reused or mount.spared, recipe)
 
-    def _mounted(self, spec: LoadSpec, steps: Steps) -> Mount:
+    def _keep(self, spec: LoadSpec, mount: Mount | Package, served: Served) -> None:
+        """See to what a later load, or a later worker, gains by."""
+        if isinstance(mount, Mount):
+            draft, mount.draft = mount.draft, None
+            if draft is not None and self._store is not None:
+                self._store.keep(draft, warm=mount.warm, writes=mount.writes)
+        if isinstance(mount, Package) and mount.kept is not None:
+            self._compiler.note(spec, mount.kept)
+        elif spec.compile and not getattr(served.engine, "twin", None):
+            self._compiler.want(spec)
+
+    def _mounted(self, spec: LoadSpec, steps: Steps) -> Mount | Package:
+        mount = self._built(spec, steps) if spec.engine == "eager" else Package(spec, steps, self._device)
+        mount.users = 1
+        with self._books:
+            self._mounts[spec.fingerprint] = mount
+        return mount
+
+    def _built(self, spec: LoadSpec, steps: Steps) -> Mount:
         factory = factory_for(spec.builder, self._allow)
         if sets_default_dtype(spec.builder):
             build = factory
@@ -178,15 +199,12 @@ class Core:
             raise
         if spare is None and self._store is not None:
             mount.draft = self._store.draft(spec, mount.skeleton)
-        mount.users = 1
-        with self._books:
-            self._mounts[spec.fingerprint] = mount
         return mount
 
-    def _callable(self, mount: Mount, spec: LoadSpec, steps: Steps) -> tuple[Served, bytes]:
+    def _callable(self, mount: Mount | Package, spec: LoadSpec, steps: Steps) -> tuple[Served, bytes]:
         known = mount.engines.get(spec.key)
         if known is None or known[0] != spec:
-            known = spec, Engine(mount.module, spec.inputs, spec.outputs, self._device)
+            known = spec, mount.engine(spec, self._device)
         engine = known[1]
         recipe = b""
         with steps("activate"):
@@ -196,7 +214,7 @@ class Core:
                 with mount.watched():
                     engine.warm_up()
                 mount.warmed()
-                recipe = mount.recipe()
+                recipe = mount.recipe() if isinstance(mount, Mount) else b""
         steps.check()
         mount.engines[spec.key] = known
         codec = Codec(
@@ -212,10 +230,46 @@ class Core:
             self._served[served.spec.key] = served
             if old is None:
                 return
-            if not old.in_flight:
-                self._leave(old)
-            else:
-                old.idle = partial(self._leave, old)
+            if old.in_flight:
+                old.idle = partial(self._retire, old)
+                return
+        self._retire(old)
+
+    # -- compiled twins ------------------------------------------------------------------------------
+
+    def listen(self, tell: Callable[[Note], None]) -> None:
+        """Hear of compilations, from a background thread."""
+        self._compiler.listen(tell)
+
+    def compiled(self, timeout: float) -> bool:
+        """Wait until no twin is being made; False when it took longer."""
+        return self._compiler.settled(timeout)
+
+    def _attach(self, spec: LoadSpec, entry: Entry) -> bool:
+        """Give a resident its twin; False if it is not resident any more. Raises if the twin is no good."""
+        with self._books:
+            mount = self._mounts.get(spec.fingerprint)
+        if mount is None:
+            return False
+        with mount.calm:  # an eviction waits until this is over
+            if not self._resident(spec):
+                return False
+            engine = mount.current if isinstance(mount, Package) else mount.engines[spec.key][1]
+            assert isinstance(engine, Engine)
+            mount.settle()
+            twin = Twin(entry.folder, entry.facts, engine, self._device, spec.artefacts)
+            with self._turn:
+                compare(engine, twin, self._device)
+            with self._books:
+                if not self._resident(spec):
+                    return False
+                engine.twin = twin
+        return True
+
+    def _resident(self, spec: LoadSpec) -> bool:
+        with self._books:
+            served = self._served.get(spec.key)
+            return served is not None and served.spec == spec
 
     # -- leaving -------------------------------------------------------------------------------------
 
@@ -231,8 +285,13 @@ class Core:
             if served.in_flight:
                 raise Conflict(f"{served.in_flight} calls are in flight", model=key)
             del self._served[key]
-            leaked = self._leave(served)
-        return Evicted(0) if leaked is None else Evicted(served.resident - leaked, leaked)
+            mount = self._mounts[served.spec.fingerprint]
+        with mount.calm:
+            leaked = self._leave(served)[1]
+        if leaked is None:
+            return Evicted(0)
+        leaked += mount.part()
+        return Evicted(served.resident - leaked, leaked)
 
     def release_host(self, fingerprint: str) -> None:
         """Drop mapping and tensors of a fingerprint; if a model still runs on them, when it is evicted.
@@ -250,12 +309,16 @@ class Core:
         del mount  # unmapped here, outside the lock: it takes milliseconds
         give_back()
 
-    def _leave(self, served: Served) -> int | None:
-        """Bytes leaked when the last user of a mount leaves; None while another key runs on the same weights."""
-        with self._books:
-            return self._unused(self._mounts[served.spec.fingerprint])
+    def _retire(self, served: Served) -> None:
+        self._leave(served)[0].part()
 
-    def _unused(self, mount: Mount) -> int | None:
+    def _leave(self, served: Served) -> tuple[Mount | Package, int | None]:
+        """A resident's mount, and bytes leaked if this was its last user; None while another key runs on it."""
+        with self._books:
+            mount = self._mounts[served.spec.fingerprint]
+            return mount, self._unused(mount)
+
+    def _unused(self, mount: Mount | Package) -> int | None:
         mount.users -= 1
         if mount.users:
             return None
@@ -264,20 +327,22 @@ class Core:
             self._forget(mount)
         return leaked
 
-    def _forget(self, mount: Mount) -> None:
+    def _forget(self, mount: Mount | Package) -> None:
         self._mounts.pop(mount.fingerprint, None)
+        mount.untwin()
         if self._cuda is not None:
             self._cuda.forget(mount.fingerprint)
         if not mount.failed and (spare := mount.spare()) is not None:
             self._shelf.put(mount.fingerprint, spare)
 
-    def _unclaim(self, mount: Mount | None, *, reused: bool) -> None:
+    def _unclaim(self, mount: Mount | Package | None, *, reused: bool) -> None:
         """Undo a load's hold on a mount; one that it made itself goes altogether."""
         if mount is None:
             return
         with self._books:
             mount.doomed |= not reused
             self._unused(mount)
+        mount.part()
 
     # -- running -------------------------------------------------------------------------------------
 

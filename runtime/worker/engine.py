@@ -6,17 +6,19 @@ Belongs here: the forward and what surrounds it directly. Never: bodies, queues,
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from actors.errors import InferenceFailed, LoadFailed
 from runtime.worker.codec import WireTensor
+from runtime.worker.engines.port import warm_extents, warm_shape
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from runtime.worker.twin import Twin
     from runtime.workers.port import TensorSpec
 
 TORCH_OF: dict[str, torch.dtype] = {
@@ -35,9 +37,6 @@ TORCH_OF: dict[str, torch.dtype] = {
     "FP64": torch.float64,
 }
 """Protocol datatypes that a tensor can have; BYTES is not among them."""
-
-_WARM_EXTENTS = (8, 64)
-"""Sizes tried for variable dimensions, smallest first: deep convolutions need more than a few pixels."""
 
 
 def to_torch(tensor: WireTensor, device: torch.device) -> torch.Tensor:
@@ -58,7 +57,10 @@ def to_wire(name: str, datatype: str, tensor: torch.Tensor) -> WireTensor:
 
 
 class Engine:
-    """One module with a signature. Not thread-safe: one forward at a time."""
+    """One module with a signature. Not thread-safe: one forward at a time.
+
+    `twin` is the same model compiled, once there is one; it takes over the calls that it was compiled for.
+    """
 
     def __init__(
         self,
@@ -73,14 +75,21 @@ class Engine:
                 raise LoadFailed(f"tensor {spec.name!r}: this engine has no datatype {spec.datatype[:32]!r}")
         if not outputs:
             raise LoadFailed("the signature has no outputs")
-        self._module = module
-        self._inputs = tuple(inputs)
+        self.module = module
+        self.inputs = tuple(inputs)
+        self._datatypes = {spec.name: spec.datatype for spec in outputs}
         self._outputs = tuple((spec.name, TORCH_OF[spec.datatype]) for spec in outputs)
         self._device = device
+        self.twin: Twin | None = None
         self._by_name = _takes_names(module, [spec.name for spec in inputs])
 
     def __repr__(self) -> str:
-        return f"<Engine {type(self._module).__name__} on {self._device}>"
+        return f"<Engine {type(self.module).__name__} on {self._device}>"
+
+    def answer(self, inputs: Mapping[str, WireTensor], wanted: Collection[str]) -> dict[str, WireTensor]:
+        """See `engines.port.Runs`: `run` from the wire and back to it."""
+        results = self.run({name: to_torch(tensor, self._device) for name, tensor in inputs.items()})
+        return {name: to_wire(name, self._datatypes[name], results[name]) for name in results if name in wanted}
 
     def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """One forward in inference mode; outputs by name in their declared datatypes.
@@ -88,25 +97,29 @@ class Engine:
         Raises `InferenceFailed` when the module gives something else than it declared, and whatever it raises itself.
         """
         with torch.inference_mode():
-            if self._by_name:
-                result = self._module(**inputs)
-            else:
-                result = self._module(*(inputs[spec.name] for spec in self._inputs))
-            return self._named(result)
+            twin = self.twin
+            return self.named(self.call(inputs) if twin is None or not twin.takes(inputs) else twin(inputs))
+
+    def call(self, inputs: Mapping[str, torch.Tensor]) -> Any:
+        """One forward of the module itself, and whatever it gives."""
+        if self._by_name:
+            return self.module(**inputs)
+        return self.module(*(inputs[spec.name] for spec in self.inputs))
 
     def warm_up(self) -> None:
-        """One forward with small zero inputs. Raises what it raises at the largest size tried."""
-        variable = any(extent < 0 for spec in self._inputs for extent in spec.shape[1:])
-        for extent in _WARM_EXTENTS if variable else _WARM_EXTENTS[:1]:
+        """One forward with small zero inputs. Raises what it raises at the last size tried."""
+        extents = warm_extents(self.inputs)
+        for extent in extents:
             try:
-                self.run({spec.name: _zeros(spec, extent, self._device) for spec in self._inputs})
+                self.run({spec.name: zeros(spec, extent, self._device) for spec in self.inputs})
             except RuntimeError:
-                if not variable or extent == _WARM_EXTENTS[-1]:
+                if extent == extents[-1]:
                     raise
             else:
                 return
 
-    def _named(self, result: Any) -> dict[str, torch.Tensor]:
+    def named(self, result: Any) -> dict[str, torch.Tensor]:
+        """A forward's result as outputs by name, in their declared datatypes. Raises `InferenceFailed`."""
         found: Sequence[Any]
         if isinstance(result, torch.Tensor):
             found = (result,)
@@ -140,7 +153,6 @@ def _takes_names(module: nn.Module, names: list[str]) -> bool:
     return allowed.issuperset(names)
 
 
-def _zeros(spec: TensorSpec, extent: int, device: torch.device) -> torch.Tensor:
-    """A small input: one row where the first dimension is variable, `extent` for the other variable ones."""
-    shape = [size if size >= 0 else (extent if axis else 1) for axis, size in enumerate(spec.shape)]
-    return torch.zeros(shape, dtype=TORCH_OF[spec.datatype], device=device)
+def zeros(spec: TensorSpec, extent: int, device: torch.device) -> torch.Tensor:
+    """A small input of zeros: one row, and `extent` in its other variable dimensions."""
+    return torch.zeros(warm_shape(spec, extent), dtype=TORCH_OF[spec.datatype], device=device)

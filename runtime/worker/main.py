@@ -80,6 +80,7 @@ class Control:
 
     def start(self) -> None:
         """Say hello and take orders."""
+        self._core.listen(self._channel.write)
         self._channel.write(Ready(os.getpid()))
         self._thread.start()
 

@@ -5,7 +5,9 @@ Belongs here: readings. Never: estimates, decisions, anything that frees a model
 
 from __future__ import annotations
 
+import ctypes
 import gc
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +15,63 @@ import torch
 if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable, Iterable, Sequence
+
+_STATUS = Path("/proc/self/status")
+_KIB = 1024
+
+
+class _Heap(ctypes.Structure):
+    """`struct mallinfo2` of glibc: all arenas together."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def heap_in_use() -> int:
+    """Bytes that are allocated now and not freed, mapped blocks included; what libraries without a meter hold.
+
+    Where the C library does not tell (before glibc 2.33, musl), what is not backed by files, which lags behind.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        return _anonymous()
+    libc.mallinfo2.restype = _Heap
+    heap = libc.mallinfo2()
+    return int(heap.uordblks + heap.hblkhd)
+
+
+def _anonymous() -> int:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * _KIB
+    return 0
+
+
+class Meter:
+    """Measures what opening a model took, for libraries that do not say. Rough while other work goes on beside it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = 0
+
+    def start(self) -> None:
+        """Take the reading that `grown` counts from."""
+        self._before = self._read()
+
+    def grown(self) -> int:
+        """Bytes more than at the start, 0 at the least."""
+        return max(0, self._read() - self._before)
+
+    def _read(self) -> int:
+        if self._device.type == "cpu":
+            return heap_in_use()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return total - free
 
 
 def resident_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -5,12 +5,14 @@ Belongs here: bringing weights and module together and apart. Never: keys, calls
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.tiers.slab import read_weights
+from runtime.worker.engine import Engine
 from runtime.worker.landing import FirstUse, Gates
 from runtime.worker.mapping import Mapping
 from runtime.worker.memory import surviving
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from runtime.worker.cuda import Upload
-    from runtime.worker.engine import Engine
+    from runtime.worker.engines.port import Runs
     from runtime.worker.skeleton import Bound
     from runtime.worker.skeleton_store import Draft
     from runtime.workers.port import LoadSpec
@@ -104,7 +106,9 @@ class Mount:
             self._host = self._skeleton.bind(names, self._mapping.view, cast=spec.cast, extras=extras)
         self._active: Bound | None = None
         self._gates: Gates | None = None
-        self.engines: dict[str, tuple[LoadSpec, Engine]] = {} if spare is None else spare.engines
+        self.engines: dict[str, tuple[LoadSpec, Runs]] = {} if spare is None else spare.engines
+        self.calm = threading.Lock()
+        """Held while weights may not be taken away from the module."""
 
     def __repr__(self) -> str:
         return f"<Mount {self.fingerprint[:8]} {self._mapping.size} B {self.users} users>"
@@ -113,6 +117,10 @@ class Mount:
     def module(self) -> nn.Module:
         """The module, callable while activated."""
         return self._skeleton.module
+
+    def engine(self, spec: LoadSpec, device: torch.device) -> Engine:
+        """What runs the module under one key."""
+        return Engine(self.module, spec.inputs, spec.outputs, device)
 
     @property
     def skeleton(self) -> Skeleton:
@@ -162,7 +170,7 @@ class Mount:
         if self._active is None or (self._device is None and self._mapping.slab):
             yield
             return
-        self._settle()
+        self.settle()
         seen = FirstUse()
         gates = Gates(self.module, self._active.tensors, seen)
         try:
@@ -171,7 +179,7 @@ class Mount:
             gates.lift()
         self._skeleton.used_in(seen.order)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Wait for weights that are still on their way."""
         gates, self._gates = self._gates, None
         if gates is not None:
@@ -182,7 +190,9 @@ class Mount:
         bound, self._active = self._active, None
         if bound is None:
             return 0
-        self._settle()
+        self.settle()
+        if bound is not self._host:  # on a CPU they run on the mapping, which stays
+            self.untwin()
         self._skeleton.evict()
         if not self.warm:  # never warmed up, so never looked at
             self._writes = self._mapping.written() > 0
@@ -195,10 +205,20 @@ class Mount:
         # On a device all tensors share one allocation: whoever keeps one of them keeps everything.
         return resident if leaked or surviving(references) else 0
 
+    def untwin(self) -> None:
+        """Take compiled twins away, before the memory goes that they run on."""
+        for _, runs in self.engines.values():
+            if isinstance(runs, Engine):
+                runs.twin = None
+
+    def part(self) -> int:
+        """Nothing is left to close after `deactivate`; a `Package` has something."""
+        return 0
+
     def warmed(self) -> None:
         """After the first forward: see whether the module writes its weights, and undo what it wrote."""
         self.warm = True
-        self._settle()
+        self.settle()
         self._writes = self._mapping.written() > 0
         self.restore()
         if self._active is not self._host and self._active is not None and self._active.restore():

@@ -18,7 +18,6 @@ import numpy as np
 from actors.errors import DeadlineExceeded, ForeloadError
 from runtime.worker.batcher import Batcher, Group
 from runtime.worker.codec import WireTensor
-from runtime.worker.engine import to_torch, to_wire
 from runtime.worker.faults import DeviceLost, device_lost, inference_error
 from runtime.worker.preprocess.preparer import Preparer
 from runtime.workers.pipelines import PreprocessLimits
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from runtime.worker.codec import Codec, InferRequest
-    from runtime.worker.engine import Engine
+    from runtime.worker.engines.port import Runs
     from runtime.worker.preprocess.preparer import Steps
     from runtime.workers.port import LoadSpec
 
@@ -44,7 +43,7 @@ class Served:
     """
 
     spec: LoadSpec
-    engine: Engine
+    engine: Runs
     codec: Codec
     resident: int
     steps: Mapping[str, Steps] = field(default_factory=dict)
@@ -265,10 +264,7 @@ class Runner:
         """Outputs of each request; None if they cannot be told apart, which marks the model as not batchable."""
         first = requests[0].inputs
         inputs = first if len(requests) == 1 else {name: _joined([r.inputs[name] for r in requests]) for name in first}
-        results = served.engine.run({name: to_torch(tensor, self._device) for name, tensor in inputs.items()})
-        wanted = {name for request in requests for name in request.wanted}
-        datatypes = {spec.name: spec.datatype for spec in served.spec.outputs}
-        outputs = {name: to_wire(name, datatypes[name], results[name]) for name in results if name in wanted}
+        outputs = served.engine.answer(inputs, {name for request in requests for name in request.wanted})
         if len(requests) == 1:
             return [outputs]
         rows = [next(iter(request.inputs.values())).array.shape[0] for request in requests]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.worker.engine import Engine
+    from runtime.worker.engines.port import Runs
     from runtime.worker.skeleton import Skeleton
     from runtime.workers.port import LoadSpec
 
@@ -31,7 +31,7 @@ class Spare:
     """
 
     skeleton: Skeleton
-    engines: dict[str, tuple[LoadSpec, Engine]]
+    engines: dict[str, tuple[LoadSpec, Runs]]
     warm: bool
     writes: bool
 

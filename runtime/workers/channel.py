@@ -16,7 +16,7 @@ import msgspec
 from actors.errors import Broken, ForeloadError
 from runtime.workers.fault import Fault  # noqa: TC001 - msgspec reads the annotation
 from runtime.workers.pipelines import Prepared, PreprocessLimits
-from runtime.workers.port import LoadSpec  # noqa: TC001 - the same
+from runtime.workers.port import LoadSpec, Note
 
 if TYPE_CHECKING:
     import socket
@@ -173,7 +173,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 Answered: TypeAlias = LoadDone | LoadUndone | EvictDone | Listing | Done | Pong
-Reply: TypeAlias = Ready | LoadDone | LoadUndone | EvictDone | Listing | Done | Pong | Failed
+Reply: TypeAlias = Ready | Note | LoadDone | LoadUndone | EvictDone | Listing | Done | Pong | Failed
 
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -215,6 +215,7 @@ class FrontChannel(asyncio.Protocol):
         self._pending: dict[int, asyncio.Future[Answered]] = {}
         self._lost: ForeloadError | None = None
         self.ready: asyncio.Future[int] = self._loop.create_future()
+        self.on_note: Callable[[Note], None] = _unheard
 
     @classmethod
     async def open(cls, sock: socket.socket, on_broken: Callable[[str], None]) -> FrontChannel:
@@ -293,6 +294,9 @@ class FrontChannel(asyncio.Protocol):
             if not self.ready.done():
                 self.ready.set_result(reply.pid)
             return
+        if isinstance(reply, Note):
+            self.on_note(reply)
+            return
         future = self._pending.pop(reply.id, None)
         if future is None or future.done():
             return
@@ -303,6 +307,10 @@ class FrontChannel(asyncio.Protocol):
 
     def __repr__(self) -> str:
         return f"<FrontChannel {len(self._pending)} pending>"
+
+
+def _unheard(_note: Note) -> None:
+    """Nobody listens."""
 
 
 # -- worker side -------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from runtime.workers.pipelines import Prepared, PreprocessLimits
-    from runtime.workers.port import Answer, Laid, LoadSpec
+    from runtime.workers.port import Answer, Laid, LoadSpec, Note
     from runtime.workers.ring import RingCall
 
 FAILED_STEPS = 3
@@ -114,6 +114,10 @@ class CorePort(Protocol):
 
     def inventory(self) -> Sequence[Resident]:
         """What is held."""
+        ...
+
+    def listen(self, tell: Callable[[Note], None]) -> None:
+        """Hear of compilations, from any thread."""
         ...
 
     def submit(

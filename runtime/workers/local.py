@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from actors.residency.model import Model
-    from runtime.workers.port import Call, LoadSpec
+    from runtime.workers.port import Call, LoadSpec, Note
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -98,12 +99,14 @@ class ThreadWorker:
         slot_bytes: int = 64 << 20,
         preprocess: PreprocessLimits | None = None,
         core: str = DEFAULT_CORE,
+        on_note: Callable[[Note], None] | None = None,
     ) -> None:
         self._device = device
         self._resolve = resolve
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._on_recipe = on_recipe
+        self._on_note = on_note
         self._allow = allow
         self._threads = threads
         self._pinned = pinned
@@ -154,6 +157,8 @@ class ThreadWorker:
             self._loads.shutdown(wait=False)
             self._orders.shutdown(wait=False)
             raise
+        if (heard := self._on_note) is not None:
+            self._core.listen(self._telling(heard))
         self._turns = DeviceLoop(self._core, self._inbox)
         self._thread = threading.Thread(target=self._run, args=(self._turns,), name="device", daemon=True)
         self._thread.start()
@@ -178,6 +183,15 @@ class ThreadWorker:
         self._fail(NotReady(f"the device worker of {self._device} is stopped"))
         await settled(asyncio.ensure_future(asyncio.to_thread(self._join)))
         self._core = None
+
+    def _telling(self, heard: Callable[[Note], None]) -> Callable[[Note], None]:
+        loop = self._loop
+
+        def tell(note: Note) -> None:
+            with suppress(RuntimeError):  # the loop is gone: so is whoever listened
+                loop.call_soon_threadsafe(heard, note)
+
+        return tell
 
     def _join(self) -> None:
         self._thread.join()

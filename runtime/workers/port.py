@@ -60,8 +60,20 @@ class BatchSpec(msgspec.Struct, frozen=True):
     delay: float = 0.0
 
 
+class ArtefactSpec(msgspec.Struct, frozen=True):
+    """Where compiled artefacts are kept between lives: a folder of ours, at most `size` bytes in it."""
+
+    folder: str = ""
+    size: int = 0
+
+
 class LoadSpec(msgspec.Struct, frozen=True):
-    """All that a worker needs to make a model callable. `weights` is an immutable safetensors file in our own cache."""
+    """All that a worker needs to make a model callable. `weights` is an immutable, checked file in our own cache.
+
+    `engine` says what it is: safetensors for `eager`, else a file that holds the graph as well (but OpenVINO's, which
+    is in `graph`). `trusted`: manifest and operator both said that the file may run code. `compile` asks for a compiled
+    twin that takes over when it is ready; without a folder in `artefacts` nothing is kept for the next worker.
+    """
 
     key: str
     fingerprint: str
@@ -75,6 +87,25 @@ class LoadSpec(msgspec.Struct, frozen=True):
     reject_nonfinite: bool = False
     warm_up: bool = True
     json_depth: int = 64
+    engine: str = "eager"
+    graph: bytes = b""
+    trusted: bool = False
+    compile: bool = False
+    artefacts: ArtefactSpec = ArtefactSpec()
+
+
+class Note(msgspec.Struct, frozen=True, tag=True):
+    """What became of compiling a resident: `phase` is started, finished, reused (an artefact was kept) or failed.
+
+    `seconds` it took, `saved` seconds that making it anew would have taken on top, `cause` in words.
+    """
+
+    key: str
+    fingerprint: str
+    phase: str
+    seconds: float = 0.0
+    saved: float = 0.0
+    cause: str = ""
 
 
 class Call(msgspec.Struct, frozen=True):

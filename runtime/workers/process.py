@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from actors.residency.model import Model
-    from runtime.workers.port import Answer, Call, LoadSpec
+    from runtime.workers.port import Answer, Call, LoadSpec, Note
     from runtime.workers.start import Starter
 
 DEFAULT_CORE = "runtime.worker.core:Core"
@@ -99,6 +99,7 @@ class ProcessWorker:
         starter: Starter | None = None,
         standby: bool = False,
         skeletons: str = "",
+        on_note: Callable[[Note], None] | None = None,
     ) -> None:
         self._setup = WorkerSetup(
             device=device,
@@ -117,6 +118,7 @@ class ProcessWorker:
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._on_recipe = on_recipe
+        self._on_note = on_note
         self._load_timeout = load_timeout
         self._stop_grace = stop_grace
         self._start_timeout = start_timeout
@@ -214,6 +216,8 @@ class ProcessWorker:
             if answers or await life.answers(self._start_timeout):
                 self._answering = True
                 self._up.set()
+                if self._on_note is not None and life.channel is not None:
+                    life.channel.on_note = self._on_note
                 self._on_ready(life.pid)
                 if self._standby is not None:
                     self._standby.want()

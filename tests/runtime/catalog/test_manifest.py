@@ -51,6 +51,7 @@ labels: {{task: embeddings, license: Apache-2.0}}
 def test_a_whole_manifest_is_read_with_units() -> None:
     """Every key arrives typed; sizes and durations as bytes and seconds."""
     found = parse_manifest(WHOLE)
+    assert found.builder is not None
     assert (found.name, found.version, found.builder.architecture) == ("minilm", "1", "BertModel")
     assert (found.batch.max_size, found.batch.delay) == (8, 0.005)
     assert found.footprint is not None
@@ -76,7 +77,53 @@ def test_the_weights_are_the_safetensors_else_the_pickle() -> None:
     assert parse_manifest(both).weights_row.path == "model.pth"
 
 
+ONNX = {"path": "model.onnx", "size": 1, "sha256": "3" * 64}
+IR = [{"path": "model.xml", "size": 1, "sha256": "4" * 64}, {"path": "model.bin", "size": 1, "sha256": "5" * 64}]
+PROGRAM = {"path": "model.pt2", "size": 1, "sha256": "6" * 64}
+SCRIPT = {"path": "model.pt", "size": 1, "sha256": "7" * 64}
+
+
+def test_engines_beside_eager_need_no_builder() -> None:
+    """Their file holds the graph; each takes the suffixes of its own format, and a .pt is no pickle then."""
+    for engine, files, more, path in (
+        ("onnx", [ONNX], {}, "model.onnx"),
+        ("openvino", [ONNX], {}, "model.onnx"),
+        ("openvino", IR, {"graph": "model.xml"}, "model.bin"),
+        ("export", [PROGRAM], {"trust": "code", "compile": True}, "model.pt2"),
+        ("aot", [PROGRAM], {"trust": "code"}, "model.pt2"),
+        ("torchscript", [SCRIPT, ROW], {"trust": "code"}, "model.pt"),
+    ):
+        found = parse_manifest(text(engine=engine, files=files, builder=None, **more))
+        assert (found.engine, found.weights_row.path, found.pickled) == (engine, path, False)
+    assert parse_manifest(text(compile=True)).compile
+
+
 REFUSED = {
+    "unknown engine": ({"engine": "tflite"}, "engine: is not one of the choices"),
+    "eager without builder": ({"builder": None}, "builder: is missing"),
+    "onnx with builder": ({"engine": "onnx", "files": [ONNX]}, "builder: belongs to engine: eager"),
+    "onnx with cast": ({"engine": "onnx", "files": [ONNX], "builder": None, "cast": True}, "cast: belongs to"),
+    "torchscript untrusted": ({"engine": "torchscript", "files": [SCRIPT], "builder": None}, "trust: is missing"),
+    "export untrusted": ({"engine": "export", "files": [PROGRAM], "builder": None}, "trust: is missing"),
+    "aot untrusted": ({"engine": "aot", "files": [PROGRAM], "builder": None}, "trust: is missing"),
+    "trust for nothing": ({"trust": "code"}, "trust: has no meaning for engine: eager"),
+    "trust in another word": ({"trust": "yes"}, "trust: is not one of the choices"),
+    "onnx compiled": ({"engine": "onnx", "files": [ONNX], "builder": None, "compile": True}, "compile: belongs to"),
+    "bin without graph": ({"engine": "openvino", "files": IR, "builder": None}, "graph: is missing"),
+    "graph that is not listed": (
+        {"engine": "openvino", "files": IR[1:], "builder": None, "graph": "model.xml"},
+        "graph: is not among the files",
+    ),
+    "graph for onnx": ({"engine": "onnx", "files": [ONNX, *IR], "builder": None, "graph": "model.xml"}, "graph: bel"),
+    "graph of another format": (
+        {"engine": "openvino", "files": [*IR, CONFIG], "builder": None, "graph": "config.json"},
+        "graph: has no known format",
+    ),
+    "weights of another engine": (
+        {"engine": "onnx", "files": [ROW], "builder": None, "weights": "model.safetensors"},
+        "weights: has no known format of engine: onnx",
+    ),
+    "no weights of that engine": ({"engine": "onnx", "files": [ROW], "builder": None}, "files: no files could be"),
     "name with a slash": ({"name": "a/b"}, "name: is not a model name"),
     "F19 name of dots": ({"name": ".."}, "name: is not a model name"),
     "F19 name with NUL": ({"name": "a\0"}, "name: is not a model name"),

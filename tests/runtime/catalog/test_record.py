@@ -9,7 +9,7 @@ import pytest
 
 from actors.errors import CorruptWeights, FetchFailed, LoadFailed
 from runtime.catalog.describe import write_manifest
-from runtime.catalog.record import CONFIG_CAP, ModelRecord, load_spec, record_of
+from runtime.catalog.record import CONFIG_CAP, GRAPH_CAP, ModelRecord, load_spec, record_of
 from runtime.workers.port import BatchSpec, BuilderSpec, TensorSpec
 from tests.runtime.catalog.directories import SETTINGS, record, weights
 
@@ -106,3 +106,41 @@ def test_a_config_over_the_cap_is_not_read(tmp_path: Path) -> None:
     each = transformers(tmp_path, '{"a": "' + "x" * CONFIG_CAP + '"}')
     with pytest.raises(LoadFailed, match="over"):
         load_spec(each, each.weights)
+
+
+def other_engine(directory: Path, engine: str, files: dict[str, bytes], **settings: object) -> ModelRecord:
+    """A model directory of an engine that builds nothing."""
+    directory.mkdir(parents=True)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+    tree = {key: value for key, value in SETTINGS.items() if key != "builder"}
+    return record_of(directory, write_manifest(directory, {**tree, "engine": engine, **settings}))
+
+
+def test_settings_of_engines_count_and_their_defaults_do_not(tmp_path: Path) -> None:
+    """A fingerprint from before there were engines still holds: what was measured and learned stays with it."""
+    plain = record(tmp_path / "plain").fingerprint
+    assert record(tmp_path / "said", engine="eager", compile=False).fingerprint == plain
+    assert record(tmp_path / "compiled", compile=True).fingerprint != plain
+    files = {"m.onnx": b"x"}
+    prints = {other_engine(tmp_path / engine, engine, files).fingerprint for engine in ("onnx", "openvino")}
+    assert len(prints) == 2
+
+
+GRAPH = b'<net><layers><layer><data offset="0" size="4"/></layer></layers></net>'
+
+
+def test_a_graph_travels_with_the_spec_and_is_verified(tmp_path: Path) -> None:
+    """OpenVINO's graph is read as the manifest lists it, and checked against the weights before anybody opens it."""
+    good = other_engine(tmp_path / "good", "openvino", {"m.bin": b"1234", "m.xml": GRAPH}, graph="m.xml")
+    spec = load_spec(good, good.weights)
+    assert (spec.engine, spec.graph, spec.builder, spec.trusted) == ("openvino", GRAPH, BuilderSpec(""), False)
+    (good.directory / "m.xml").write_bytes(GRAPH.replace(b"0", b"1"))
+    with pytest.raises(CorruptWeights, match="graph is not the one of the manifest"):
+        load_spec(good, good.weights)
+    short = other_engine(tmp_path / "short", "openvino", {"m.bin": b"123", "m.xml": GRAPH}, graph="m.xml")
+    with pytest.raises(CorruptWeights, match="outside the 3 bytes"):
+        load_spec(short, short.weights)
+    large = other_engine(tmp_path / "large", "openvino", {"m.bin": b"1", "m.xml": bytes(GRAPH_CAP + 1)}, graph="m.xml")
+    with pytest.raises(LoadFailed, match="graph is over"):
+        load_spec(large, large.weights)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from actors.errors import FetchFailed, NotReady
+from actors.errors import FetchFailed, LoadFailed, NotReady
 from actors.ports import EvictReport, Held, LoadReport
 from actors.residency.model import Footprint, Model, ModelKey, Tier
 from runtime.catalog.describe import write_manifest
 from runtime.catalog.repository import Repository
 from runtime.catalog.specs import SpecifiedHost
+from runtime.workers.port import ArtefactSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,3 +134,42 @@ async def test_a_model_that_comes_back_needs_no_file_read(tmp_path: Path) -> Non
     assert asked == ["load_spec"]
     await host.load(Model("tiny", "1", "another", model.footprint))
     assert asked == ["load_spec"] * 2
+
+
+def scripted(folder: Path) -> tuple[Shelf, ModelRecord, Model]:
+    """A model whose file can run code, and whose manifest says so."""
+    directory = folder / "tiny"
+    directory.mkdir()
+    (directory / "model.pt").write_bytes(b"x")
+    about = {key: value for key, value in MANIFEST.items() if key != "builder"}
+    write_manifest(directory, {**about, "engine": "torchscript", "trust": "code"})
+    repository = Repository((folder,))
+    repository.refresh()
+    record = repository.find("tiny")
+    return Shelf(directory / "model.pt"), record, Model("tiny", "1", record.fingerprint, Footprint(1, 1))
+
+
+@pytest.mark.parametrize("trust", [(), ("other",), ("tiny@2",)])
+async def test_a_file_that_can_run_code_needs_the_operators_word_too(tmp_path: Path, trust: tuple[str, ...]) -> None:
+    """F13: the manifest alone does not do; nothing is brought to the host before."""
+    shelf, record, model = scripted(tmp_path)
+    host = SpecifiedHost(shelf, lambda _: record, at_once, json_depth=64, trust=trust)  # type: ignore[arg-type]
+    with pytest.raises(LoadFailed, match="`trust` does not allow"):
+        await host.load(model)
+    assert not shelf.held
+
+
+@pytest.mark.parametrize("trust", [("tiny",), ("a", "tiny@1")])
+async def test_both_words_make_it_trusted(tmp_path: Path, trust: tuple[str, ...]) -> None:
+    """By name or by version; a model that needs no trust is never marked as having it."""
+    shelf, record, model = scripted(tmp_path)
+    place = ArtefactSpec("folder", 5)
+    host = SpecifiedHost(shelf, lambda _: record, at_once, json_depth=64, trust=trust, artefacts=place)  # type: ignore[arg-type]
+    await host.load(model)
+    assert host.resolve(model).trusted
+    assert host.resolve(model).artefacts == place
+    (tmp_path / "plain").mkdir()
+    shelf, record, model = shelf_of(tmp_path / "plain")
+    host = SpecifiedHost(shelf, lambda _: record, at_once, json_depth=64, trust=trust)  # type: ignore[arg-type]
+    await host.load(model)
+    assert not host.resolve(model).trusted

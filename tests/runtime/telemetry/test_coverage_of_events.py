@@ -48,7 +48,16 @@ def told_by(event: e.Event) -> str:  # noqa: C901 -- one closed union, one match
     match event:
         case e.RequestArrived() | e.LeaseGranted() | e.WaiterJoined() | e.WaiterLeft() | e.RequestFinished():
             where = "spans"
-        case e.LoadStarted() | e.LoadUpgraded() | e.EvictionStarted() | e.DrainStarted() | e.DrainFinished():
+        case (
+            e.LoadStarted()
+            | e.LoadUpgraded()
+            | e.EvictionStarted()
+            | e.CompileStarted()
+            | e.CompileFinished()
+            | e.CompileFailed()
+            | e.DrainStarted()
+            | e.DrainFinished()
+        ):
             where = "spans"
         case e.FetchStarted():
             where = "log"

@@ -310,6 +310,25 @@ def test_a_lost_worker_ends_its_evictions_and_marks_its_loads():
     assert [event.name for event in spans["foreload.load"].events] == ["foreload.worker_lost"]
 
 
+def test_a_compilation_is_a_span_of_its_own():
+    """From start to take-over; what was reused has the time it took, a failure its cause, a dead worker its end."""
+    rig = Rig()
+    rig.state(e.CompileStarted(101.0, DEVICE, KEY, "f1"), e.CompileFinished(104.5, DEVICE, KEY, "f1", 3.4, False, 0.0))
+    made = rig.done()["foreload.compile"]
+    assert (made.end_time or 0) - (made.start_time or 0) == 3_500_000_000
+    rig = Rig()
+    rig.state(e.CompileFinished(104.5, DEVICE, KEY, "f1", 0.5, True, 9.0))
+    kept = rig.done()["foreload.compile"]
+    assert (kept.end_time or 0) - (kept.start_time or 0) == 500_000_000
+    assert (kept.attributes or {})["foreload.compile.reused"] is True
+    rig = Rig()
+    rig.state(e.CompileStarted(101.0, DEVICE, KEY, "f1"), e.CompileFailed(102.0, DEVICE, KEY, "f1", "no g++"))
+    assert rig.done()["foreload.compile"].status.status_code is StatusCode.ERROR
+    rig = Rig()
+    rig.state(e.CompileStarted(101.0, DEVICE, KEY, "f1"), e.WorkerLost(103.0, DEVICE, 7, "killed"))
+    assert (rig.done()["foreload.compile"].attributes or {})["error.type"] == "worker_died"
+
+
 def test_loads_that_never_end_are_bounded():
     """An actor that never states the end of its loads cannot grow memory without limit; no span is lost."""
     rig = Rig()

@@ -180,6 +180,18 @@ class Moody(nn.Module):
         return self.a(x)
 
 
+class Paired(nn.Module):
+    """Two inputs with one batch, and a buffer that is in no file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.linspace(1, 2, 4), persistent=False)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": self.a(a) * self.scale + b}
+
+
 class Summed(nn.Module):
     """Its output has no batch dimension."""
 

@@ -95,6 +95,9 @@ class FakeCore:
 
     # -- loads ---------------------------------------------------------------------------------------
 
+    def listen(self, tell: Callable[..., None]) -> None:
+        """Compiles nothing."""
+
     def load(self, spec: LoadSpec, cancelled: Callable[[], bool]) -> Loaded:
         config = spec.builder.config
         match spec.builder.target:
