@@ -185,6 +185,7 @@ class Core:
 
         with self._books:
             spare = self._shelf.take(spec.fingerprint)
+        known = spare is not None
         if spare is None and self._store is not None:
             with steps("restore"):
                 spare = self._store.take(spec)
@@ -197,6 +198,7 @@ class Core:
                 with self._books:
                     self._shelf.put(spec.fingerprint, spare)
             raise
+        mount.told = known
         if spare is None and self._store is not None:
             mount.draft = self._store.draft(spec, mount.skeleton)
         return mount
@@ -214,7 +216,8 @@ class Core:
                 with mount.watched():
                     engine.warm_up()
                 mount.warmed()
-                recipe = mount.recipe() if isinstance(mount, Mount) else b""
+        if isinstance(mount, Mount) and mount.warm and not mount.told:
+            recipe, mount.told = mount.recipe(), True
         steps.check()
         mount.engines[spec.key] = known
         codec = Codec(

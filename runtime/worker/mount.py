@@ -87,6 +87,8 @@ class Mount:
         self.stale = False
         self.doomed = False
         self.failed = False
+        self.told = False
+        """Whether `recipe` was asked for since this process has the skeleton."""
         self.spared = spare is not None
         self._device = device
         self._writes = spare is not None and spare.writes
