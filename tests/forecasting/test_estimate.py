@@ -230,8 +230,9 @@ def test_a_new_model_has_chances_too(periodic: Fitted):
 
 
 def test_chances_that_lost_to_the_frequency_are_not_used():
-    """Too few models to learn from: the held-out day says so, and rates speak."""
-    counts = counted(daily(8, 10))
+    """Days that are busy when the last one was silent: the held-out day says so, and rates speak."""
+    past = daily(8, 10, hours=12)
+    counts = counted({key: np.concatenate([seen[:-1440], np.roll(seen[-1440:], 720)]) for key, seen in past.items()})
     fitted = fit(counts.snapshot(), now=WALL, deadline=LONG, top=0)
     assert fitted.numbers["occurrence_0_1_brier"] > fitted.numbers["occurrence_0_1_climatology"]
     assert estimate(counts, fitted, wall=WALL, monotonic=0.0, mode="occurrence").source == "blend"
