@@ -12,6 +12,7 @@ import math
 import os
 import re
 import stat
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NoReturn, cast
@@ -20,7 +21,7 @@ from actors.errors import CorruptWeights, FetchFailed
 from runtime.tiers.sniff import looks_like
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 HEADER_CAP: Final = 16 << 20
@@ -92,13 +93,20 @@ def read_index(path: Path, *, header_cap: int = HEADER_CAP) -> WeightIndex:
     Raises `CorruptWeights`, naming the field, for anything but a consistent file, and `FetchFailed` when the file
     cannot be opened or read. Messages never hold the path.
     """
+    with opened(path) as descriptor:
+        return read_index_at(descriptor, header_cap=header_cap)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor of a weights file while the block runs, whatever the file is. Raises `FetchFailed`."""
     try:
         # O_NONBLOCK: a FIFO in place of the weights must not hang the loader.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:
         raise unreadable(error) from None
     try:
-        return read_index_at(descriptor, header_cap=header_cap)
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -32,6 +32,7 @@ from runtime.tiers.index import (
     decoded,
     extent,
     naturals,
+    opened,
     quoted,
     read_index_at,
     refuse,
@@ -158,18 +159,12 @@ def read_weights(path: Path) -> WeightIndex:
 
     Raises `CorruptWeights` or `FetchFailed`.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:
-        raise unreadable(error) from None
-    try:
+    with opened(path) as descriptor:
         identity = identity_of(os.fstat(descriptor))
         with _knowing:
             known = _known.get(identity)
         if known is None:
             known = read_slab_at(descriptor).index if is_slab(descriptor) else read_index_at(descriptor)
-    finally:
-        os.close(descriptor)
     with _knowing:
         _known[identity] = known
         _known.move_to_end(identity)
@@ -184,14 +179,8 @@ def read_slab(path: Path) -> Slab:
     Raises `CorruptWeights`, naming the field, for anything but a consistent file, and `FetchFailed` when the file
     cannot be opened or read. Messages never hold the path.
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:
-        raise unreadable(error) from None
-    try:
+    with opened(path) as descriptor:
         return read_slab_at(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def read_slab_at(descriptor: int, *, header_cap: int = HEADER_CAP) -> Slab:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from runtime.worker.extents import ALIGN
+from runtime.worker.extents import plan
 from runtime.worker.landing import Landing
 from runtime.worker.lanes import CudaLanes, Lanes
 from runtime.worker.pinned import CHUNK, PinnedArena, Staged
@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from runtime.worker.landing import Mark
-
-
-def plan(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Aligned offsets of tensors laid one after another, and the bytes of the whole."""
-    offsets: list[int] = []
-    at = 0
-    for size in sizes:
-        offsets.append(at)
-        at += -(-size // ALIGN) * ALIGN
-    return offsets, at
 
 
 class Piece(NamedTuple):

@@ -8,6 +8,7 @@ fit"). A model may be laid over several extents, because a copy engine does not 
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -87,7 +88,7 @@ class Extents:
             for extent in before.extents:
                 self._take(extent)
             return before
-        whole = self._rounded(_span(sizes))
+        whole = self._rounded(plan(sizes)[1])
         fitting = [run for run in self._free if run.size >= whole]
         if not whole:
             return Layout((0,) * len(sizes), ())
@@ -95,7 +96,7 @@ class Extents:
             run = min(fitting, key=lambda run: (run.size, run.start))
             taken = Extent(run.start, whole)
             self._take(taken)
-            return Layout(_within(sizes, taken.start), (taken,))
+            return Layout(tuple(plan(sizes, taken.start)[0]), (taken,))
         return self._spread(sizes)
 
     def give(self, layout: Layout) -> None:
@@ -127,14 +128,14 @@ class Extents:
             at = run.start
             while index < len(sizes) and at + sizes[index] <= run.end:
                 offsets[index] = at
-                at += -(-sizes[index] // ALIGN) * ALIGN
+                at += aligned(sizes[index])
                 index += 1
             if used := self._rounded(min(at, run.end) - run.start):
                 extents.append(Extent(run.start, used))
             if index == len(sizes):
                 break
         if index < len(sizes):
-            raise NoRoom(_span(sizes), self.free, self.largest)
+            raise NoRoom(plan(sizes)[1], self.free, self.largest)
         extents.sort()
         for extent in extents:
             self._take(extent)
@@ -154,13 +155,12 @@ class Extents:
         return -(-size // self._unit) * self._unit
 
 
-def _within(sizes: Sequence[int], start: int) -> tuple[int, ...]:
-    offsets: list[int] = []
-    for size in sizes:
-        offsets.append(start)
-        start += -(-size // ALIGN) * ALIGN
-    return tuple(offsets)
+def plan(sizes: Sequence[int], start: int = 0) -> tuple[list[int], int]:
+    """Aligned offsets of tensors laid one after another from `start` on, and the bytes of the whole."""
+    ends = list(itertools.accumulate((aligned(size) for size in sizes), initial=start))
+    return ends[:-1], ends[-1] - start
 
 
-def _span(sizes: Sequence[int]) -> int:
-    return sum(-(-size // ALIGN) * ALIGN for size in sizes)
+def aligned(size: int) -> int:
+    """Bytes that a tensor of so many takes up before the next one."""
+    return -(-size // ALIGN) * ALIGN

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from runtime.worker.extents import UNIT, Extents, Layout, NoRoom
+from runtime.worker.extents import UNIT, Extents, Layout, NoRoom, aligned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,5 +163,5 @@ def _staged(layout: Layout, sizes: Sequence[int], order: tuple[int, ...]) -> Sta
             inside = layout.offsets[index] - extent.start
             offsets[index] = at + inside
             last_run[index] = base + (inside + sizes[index] - 1) // CHUNK
-        at += -(-used // 256) * 256
+        at += aligned(used)
     return Staged(order, layout, offsets, at, runs, last_run)
