@@ -146,7 +146,6 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
         )
 
         slabs = SlabLaying(disk, find, offload)
-        floors = await offload(calibrate, config.disk.path)
 
         # Device workers. They start now and say when they answer; the actors do not wait for them.
         refs: dict[str, Ref[Command]] = {}
@@ -234,6 +233,7 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
             stack.push_async_callback(journal.close)
 
         # What watches them, and what HTTP sees of them.
+        floors = await offload(calibrate, config.disk.path)  # here, because the workers are still importing torch
         vitals = Vitals(
             (host, *devices),
             {name: worker.ping for name, worker in workers.items() if isinstance(worker, ProcessWorker)},
