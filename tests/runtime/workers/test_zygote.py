@@ -44,8 +44,11 @@ def state(pid: int) -> str:
 
 def children(pid: int) -> set[int]:
     """Direct children, zombies included."""
-    tasks = Path(f"/proc/{pid}/task")
-    return {int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended while we looked
+            found.update(int(child) for child in (task / "children").read_text().split())
+    return found
 
 
 def descriptors(pid: int) -> list[str]:
