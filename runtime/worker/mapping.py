@@ -53,6 +53,7 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 _MAP_NORESERVE = 0x4000
 _MADV_WILLNEED = 3
 _MADV_DONTNEED = 4
+_MADV_HUGEPAGE = 14
 _MADV_POPULATE_READ = 22
 _POPULATE_STEP = 64 << 20
 _PRESENT, _FILE = np.uint64(63), np.uint64(61)
@@ -86,6 +87,7 @@ class Mapping:
             os.close(descriptor)
         self.size = size
         self._address = int(np.frombuffer(self._map, np.uint8).ctypes.data)
+        _libc.madvise(self._address, size, _MADV_HUGEPAGE)  # as the front does: see `runtime.tiers.mapping`
 
     def __repr__(self) -> str:
         return f"<Mapping {len(self._index.entries)} tensors {self.size} B>"
