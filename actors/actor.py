@@ -10,10 +10,11 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 import anyio
 from anyio import CancelScope, create_memory_object_stream
+from anyio.lowlevel import checkpoint
 
 from actors.errors import ActorStopped, ForeloadError
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+IN_A_ROW: Final = 4
+"""Messages that an actor takes without letting anything else run in between."""
 R = TypeVar("R")
 M = TypeVar("M")
 
@@ -102,9 +105,10 @@ class Mailbox:
 
     def __init__(self) -> None:
         # Unbounded on purpose: a release or a load's result must never be shed. The front door is bounded.
-        self._send, self._receive = create_memory_object_stream[Envelope | None](math.inf)
+        self._send, self._receive = create_memory_object_stream[Envelope](math.inf)
         self._urgent: deque[Envelope] = deque()
-        self._held: Envelope | None = None
+        self._news: anyio.Event | None = None
+        self._row = 0
         self.closed = False
         self.taken = 0
         """Messages handed out so far: a queue that does not move while this stands still is stuck."""
@@ -117,39 +121,47 @@ class Mailbox:
             return
         if urgent:
             self._urgent.append(envelope)
-            self._send.send_nowait(None)  # a bare wake-up: the lane itself keeps the order
         else:
             self._send.send_nowait(envelope)
+        if self._news is not None:
+            self._news.set()
 
     async def next(self) -> Envelope:
-        """Wait for the next message, urgent ones first."""
+        """Wait for the next message, urgent ones first.
+
+        What is there already is handed out without a turn of the loop, `IN_A_ROW` messages long: a turn costs more
+        than most messages do, and others have to come in between.
+        """
+        self._row += 1
+        if self._row > IN_A_ROW:
+            self._row = 0
+            await checkpoint()
         while True:
-            if self._urgent:
+            found = self._now()
+            if found is not None:
                 self.taken += 1
-                return self._urgent.popleft()
-            if self._held is not None:
-                held, self._held = self._held, None
-                self.taken += 1
-                return held
-            # A cancelled receiver must not lose a message: `held` is only ever set from a completed receive.
-            self._held = await self._receive.receive()
+                return found
+            self._row = 0
+            self._news = anyio.Event()
+            try:
+                await self._news.wait()  # nothing is taken while waiting, so a cancelled receiver loses nothing
+            finally:
+                self._news = None
+
+    def _now(self) -> Envelope | None:
+        if self._urgent:
+            return self._urgent.popleft()
+        try:
+            return self._receive.receive_nowait()
+        except anyio.WouldBlock:
+            return None
 
     def close(self, cause: ForeloadError) -> None:
         """Refuse everything that is left and everything that will come; the first cause counts."""
         if self.closed:
             return
         self.closed = True
-        left = [*self._urgent, *([self._held] if self._held else [])]
-        self._urgent.clear()
-        self._held = None
-        while True:
-            try:
-                envelope = self._receive.receive_nowait()
-            except anyio.WouldBlock:
-                break
-            if envelope is not None:
-                left.append(envelope)
-        for envelope in left:
+        while (envelope := self._now()) is not None:
             if envelope.reply is not None:
                 envelope.reply.refuse(cause.again())
         self._send.close()
@@ -157,10 +169,10 @@ class Mailbox:
 
     @property
     def depth(self) -> int:
-        """Messages waiting (wake-ups of the urgent lane count once with it)."""
+        """Messages waiting."""
         if self.closed:
             return 0
-        return max(self._receive.statistics().current_buffer_used, len(self._urgent)) + (self._held is not None)
+        return self._receive.statistics().current_buffer_used + len(self._urgent)
 
 
 class Ref(Generic[M]):

@@ -129,9 +129,9 @@ async def assemble(  # noqa: PLR0915 - one list, read from top to bottom
         far = _far(repository, remote)
         workers: dict[str, ProcessWorker | ThreadWorker] = {}
 
-        async def release(fingerprint: str) -> None:
+        def release(fingerprint: str) -> None:
             for worker in workers.values():
-                await worker.release_host(fingerprint)
+                worker.release_host(fingerprint)
 
         store = HostStore(
             disk, find, offload, release, config.host.mlock, remote, lock_limit=_lock_limit(config, memory)

@@ -59,7 +59,7 @@ class Views:
             limit=models,
         )
         lines = EventLog(
-            structlog.get_logger("foreload"), trace_of=self.spans.trace_of, load_trace=self.spans.load_trace
+            structlog.get_logger("foreload").bind(), trace_of=self.spans.trace_of, load_trace=self.spans.load_trace
         )
         self.emit.subscribe("feed", self.feed.wants())
         self.emit.subscribe("tally", self.tally.wants())

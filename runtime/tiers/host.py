@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -21,7 +21,7 @@ from runtime.tiers.mapping import Mapping
 from runtime.tiers.remote import Fetched
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from collections.abc import Mapping as MappingOf
     from pathlib import Path
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from runtime.tiers.disk import Admission, DiskStore
     from runtime.tiers.remote import Remote
     from runtime.tiers.verify import Identity
+
+QUICK: Final = 0.0003
+"""Seconds of paging in that make unmapping fit for the loop; it takes a fraction of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ class HostStore:
         disk: DiskStore,
         find: Callable[[Model], ModelRecord],
         offload: Offload,
-        release: Callable[[str], Awaitable[None]],
+        release: Callable[[str], object],
         mlock: bool,  # noqa: FBT001 -- a setting by position, as the composition root reads it
         remote: Remote | None = None,
         *,
@@ -120,7 +123,7 @@ class HostStore:
         return LoadReport(mapping.size, Tier.REMOTE if fetched.far else Tier.DISK, steps)
 
     async def evict(self, key: ModelKey) -> EvictReport:
-        """Tell the workers, then unmap. Zero bytes for a model that is not held."""
+        """Tell the workers, and unmap. Zero bytes for a model that is not held."""
         held = self._held.pop(key, None)
         returned = 0
         if held is not None:
@@ -179,9 +182,11 @@ class HostStore:
         try:
             # Two names may have the same weights and code; the workers keep them until the last one leaves.
             if all(other.model.fingerprint != held.model.fingerprint for other in self._held.values()):
-                await self._release(held.model.fingerprint)
+                self._release(held.model.fingerprint)
         finally:
-            size = await self._offload(self._unmap, held)
+            # A hop to a thread costs the loop more than this does where the page table is short.
+            quick = held.mapping.paging <= QUICK
+            size = self._unmap(held) if quick else await self._offload(self._unmap, held)
         return size
 
     def _unmap(self, held: _Resident) -> int:

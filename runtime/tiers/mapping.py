@@ -10,6 +10,7 @@ import ctypes
 import errno
 import mmap
 import os
+import time
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -49,6 +50,7 @@ _libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 class Mapping:
     """One mapped file. `size` bytes; `locked` says whether the kernel promised to keep them in memory.
 
+    `paging` is the seconds that `populate` spent on the page table so far: `close` takes less than that.
     All methods may take long, so they run in threads; `close` waits for a `populate` that is under way.
     """
 
@@ -61,6 +63,7 @@ class Mapping:
         self._slab: Slab | None = None
         self.size = 0
         self.identity: Identity | None = None
+        self.paging = 0.0
         self.locked = False
 
     def open(self) -> int:
@@ -93,8 +96,10 @@ class Mapping:
             length = min(STEP, self.size - offset)
             if length <= 0:
                 return self.size
+            began = time.perf_counter()
             if _libc.madvise(self._address + offset, length, _MADV_POPULATE_READ):
                 self._populate_failed(ctypes.get_errno(), offset, length)
+            self.paging += time.perf_counter() - began
             if verify and self._slab is not None:
                 buffer = scratch(BLOCK)
                 for number in blocks_within(self._slab, offset, offset + length):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import anyio
 import anyio.to_thread
 
+from runtime.workers.turns import patiently
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -30,7 +32,7 @@ class ThreadOffload:
 
     async def __call__(self, work: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `work` in a thread and return its result."""
-        return await anyio.to_thread.run_sync(partial(work, *args, **kwargs), limiter=self._limiter)
+        return await anyio.to_thread.run_sync(patiently, partial(work, *args, **kwargs), limiter=self._limiter)
 
     def __repr__(self) -> str:
         return f"<ThreadOffload {self._limiter.borrowed_tokens}/{self._limiter.total_tokens:g}>"

@@ -7,6 +7,7 @@ Belongs here: who is resident, and undoing what fails. Never: transport, process
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from runtime.workers.port import Answer, Laid, LoadSpec, Note
 
 __all__ = ["Cancelled", "Core", "Evicted", "Loaded", "Resident", "Submission", "rehearse"]
+
+TRIM_SECONDS = 10.0
+"""Between two times that free heap goes back to the system."""
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -106,6 +110,7 @@ class Core:
         self._flights: WeakValueDictionary[str, _Flight] = WeakValueDictionary()
         self._books = threading.RLock()  # over the four above; held for pointer moves only
         self._turn = threading.Lock()  # one batch, or one build that changes process-wide torch settings
+        self._next_trim = 0.0
         self._quiet = threading.Lock()  # the same between warm-ups and such builds
         self._runner = Runner(self._device, self._turn, limits=preprocess)
         self._compiler = Compiler(self._device, allow, self._attach)
@@ -310,7 +315,9 @@ class Core:
                 return
             self._forget(mount)
         del mount  # unmapped here, outside the lock: it takes milliseconds
-        give_back()
+        if time.monotonic() >= self._next_trim:  # for minutes of loads, not for each: it holds every heap meanwhile
+            self._next_trim = time.monotonic() + TRIM_SECONDS
+            give_back()
 
     def _retire(self, served: Served) -> None:
         self._leave(served)[0].part()

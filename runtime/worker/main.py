@@ -23,7 +23,6 @@ from runtime.workers.bells import BrokenBell
 from runtime.workers.channel import (
     BrokenFrame,
     Cancel,
-    Done,
     Evict,
     EvictDone,
     Failed,
@@ -45,7 +44,7 @@ from runtime.workers.device_loop import CorePort, DeviceLoop, core_of, recipe_in
 from runtime.workers.fault import Fault
 from runtime.workers.heap import keep_pages, spare_collections
 from runtime.workers.ring import FrontGone, WorkerRing
-from runtime.workers.turns import short_slice, short_turns
+from runtime.workers.turns import patient, short_slice, short_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +74,7 @@ class Control:
         self._channel = channel
         self._end = end
         self._loads: dict[int, threading.Event] = {}
-        self._pool = ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load")
+        self._pool = ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load", initializer=patient)
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     def start(self) -> None:
@@ -85,6 +84,7 @@ class Control:
         self._thread.start()
 
     def _run(self) -> None:
+        patient()
         try:
             while (order := self._channel.read()) is not None and not isinstance(order, Stop):
                 self._take(order)
@@ -101,20 +101,22 @@ class Control:
             case Cancel():
                 if (cancelled_load := self._loads.get(order.load)) is not None:
                     cancelled_load.set()
-            case Evict() | ReleaseHost() | Inventory() | Ping():
+            case ReleaseHost():
+                try:
+                    self._core.release_host(order.fingerprint)
+                except Exception as error:  # noqa: BLE001 - the orders after it are no part of what went wrong
+                    report("release_failed", error, fingerprint=order.fingerprint)
+            case Evict() | Inventory() | Ping():
                 # One thread, so these never run beside each other.
                 self._channel.write(self._guarded(order.id, lambda: self._answer(order)))
             case Stop():
                 self._end()
 
-    def _answer(self, order: Evict | ReleaseHost | Inventory | Ping) -> Reply:
+    def _answer(self, order: Evict | Inventory | Ping) -> Reply:
         match order:
             case Evict():
                 evicted = self._core.evict(order.key)
                 return EvictDone(order.id, evicted.returned, evicted.leaked)
-            case ReleaseHost():
-                self._core.release_host(order.fingerprint)
-                return Done(order.id)
             case Inventory():
                 held = self._core.inventory()
                 return Listing(

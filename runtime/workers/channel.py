@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FRAME_LIMIT = 16 << 20
+SOON = 0.005
+"""Seconds that an order without hurry waits for another one to go along with."""
+_AT_ONCE = 64 << 10
+"""Bytes taken from the socket at a time: an order or two in one system call."""
 """Bytes of one message; a transformers configuration with its vocabulary tables can reach megabytes."""
 _LENGTH = struct.Struct("<I")
 
@@ -76,9 +80,8 @@ class Evict(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReleaseHost(msgspec.Struct, frozen=True, tag=True):
-    """Drop the mapping of weights. Answered by `Done` or `Failed`."""
+    """Drop the mapping of weights. Not answered."""
 
-    id: int
     fingerprint: str
 
 
@@ -152,12 +155,6 @@ class Listing(msgspec.Struct, frozen=True, tag=True):
     held: tuple[HeldModel, ...]
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
-    """Nothing more to say."""
-
-    id: int
-
-
 class Pong(msgspec.Struct, frozen=True, tag=True):
     """A sign of life, and what was shared of the work on inputs that come as files."""
 
@@ -172,8 +169,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     fault: Fault
 
 
-Answered: TypeAlias = LoadDone | LoadUndone | EvictDone | Listing | Done | Pong
-Reply: TypeAlias = Ready | Note | LoadDone | LoadUndone | EvictDone | Listing | Done | Pong | Failed
+Answered: TypeAlias = LoadDone | LoadUndone | EvictDone | Listing | Pong
+Reply: TypeAlias = Ready | Note | LoadDone | LoadUndone | EvictDone | Listing | Pong | Failed
 
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -192,12 +189,20 @@ def frame(message: Order | Reply) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def _frame_length(head: bytes | bytearray) -> int:
-    (length,) = _LENGTH.unpack_from(head)
+def _frame_in(received: bytearray) -> bytes | None:
+    """Take the first whole message off what came; None if there is none yet. Raises `BrokenFrame`."""
+    if len(received) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(received)
     if length > FRAME_LIMIT:
         msg = f"a frame of {length} bytes, the limit is {FRAME_LIMIT}"
         raise BrokenFrame(msg)
-    return cast("int", length)
+    end = _LENGTH.size + length
+    if len(received) < end:
+        return None
+    body = bytes(received[_LENGTH.size : end])
+    del received[:end]
+    return body
 
 
 # -- front side --------------------------------------------------------------------------------------
@@ -214,6 +219,7 @@ class FrontChannel(asyncio.Protocol):
         self._ids = itertools.count(1)
         self._pending: dict[int, asyncio.Future[Answered]] = {}
         self._lost: ForeloadError | None = None
+        self._soon = b""
         self.ready: asyncio.Future[int] = self._loop.create_future()
         self.on_note: Callable[[Note], None] = _unheard
 
@@ -228,7 +234,7 @@ class FrontChannel(asyncio.Protocol):
         """A name for the next request."""
         return next(self._ids)
 
-    def ask(self, order: Load | Evict | ReleaseHost | Inventory | Ping) -> asyncio.Future[Answered]:
+    def ask(self, order: Load | Evict | Inventory | Ping) -> asyncio.Future[Answered]:
         """Send an order; the future is its answer, or the error it failed with. Raises `Broken` if it can't be sent."""
         raw = frame(order)
         future: asyncio.Future[Answered] = self._loop.create_future()
@@ -246,9 +252,21 @@ class FrontChannel(asyncio.Protocol):
         if self._lost is None:
             self._write(frame(order))
 
+    def tell_soon(self, order: ReleaseHost) -> None:
+        """Send an order that has no answer and no hurry: in one write with the next one, or after `SOON`.
+
+        A write wakes the worker, which costs a loop that answers requests more than all else about a small order.
+        """
+        if self._lost is not None:
+            return
+        if not self._soon:
+            self._loop.call_later(SOON, self._write, b"")
+        self._soon += frame(order)
+
     def _write(self, raw: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(raw)
+        whole, self._soon = self._soon + raw, b""
+        if whole and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(whole)
 
     def lose(self, error: ForeloadError) -> None:
         """The worker is gone: fail everything asked with `error`."""
@@ -277,12 +295,7 @@ class FrontChannel(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self._received += data
         try:
-            while len(self._received) >= _LENGTH.size:
-                end = _LENGTH.size + _frame_length(self._received)
-                if len(self._received) < end:
-                    return
-                body = bytes(self._received[_LENGTH.size : end])
-                del self._received[:end]
+            while (body := _frame_in(self._received)) is not None:
                 self._take(_replies.decode(body))
         except (BrokenFrame, msgspec.DecodeError) as error:
             self._on_broken(f"broke the control protocol: {error}")
@@ -322,12 +335,19 @@ class WorkerChannel:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._writing = threading.Lock()
+        self._received = bytearray()
 
     def read(self) -> Order | None:
         """Wait for the next order; None at the end of the front. Raises `BrokenFrame` or `msgspec.DecodeError`."""
-        head = self._exactly(_LENGTH.size)
-        body = None if head is None else self._exactly(_frame_length(head))
-        return None if body is None else _orders.decode(body)
+        while (body := _frame_in(self._received)) is None:
+            try:
+                came = self._socket.recv(_AT_ONCE)
+            except ConnectionError:
+                return None
+            if not came:
+                return None
+            self._received += came
+        return _orders.decode(body)
 
     def write(self, reply: Reply) -> None:
         """Send a reply. At the end of the front it does nothing: the reader notices."""
@@ -337,19 +357,6 @@ class WorkerChannel:
                 self._socket.sendall(raw)
             except ConnectionError:
                 return
-
-    def _exactly(self, count: int) -> bytearray | None:
-        whole = bytearray(count)
-        view, got = memoryview(whole), 0
-        while got < count:
-            try:
-                step = self._socket.recv_into(view[got:])
-            except ConnectionError:
-                return None
-            if not step:
-                return None
-            got += step
-        return whole
 
     def __repr__(self) -> str:
         return f"<WorkerChannel fd {self._socket.fileno()}>"

@@ -141,6 +141,8 @@ class ThreadWorker:
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        self._releasing: asyncio.Future[None] = self._loop.create_future()
+        self._releasing.set_result(None)
         self._loads = ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load")
         # One thread, so that evictions and questions never run beside each other.
         self._orders = ThreadPoolExecutor(1, thread_name_prefix="control")
@@ -235,6 +237,8 @@ class ThreadWorker:
 
     async def load(self, model: Model) -> LoadReport:
         """See `actors.ports.Residence.load`."""
+        if not self._releasing.done():  # orders keep their order, here across two pools
+            await asyncio.wait((self._releasing,))
         core, spec, cancelled = self._alive(), self._resolve(model), threading.Event()
         self._models[model.key] = model
         work = self._loop.run_in_executor(self._loads, _load, core, spec, cancelled)
@@ -268,9 +272,10 @@ class ThreadWorker:
             Held(self._models[one.key], one.resident, one.in_flight) for one in listed if one.key in self._models
         )
 
-    async def release_host(self, fingerprint: str) -> None:
-        """Drop the mapping of weights that left the host tier."""
-        await self._order(self._alive().release_host, fingerprint)
+    def release_host(self, fingerprint: str) -> None:
+        """See `port.DeviceWorker.release_host`."""
+        if self._core is not None and self._turns is not None:
+            self._releasing = self._loop.run_in_executor(self._orders, _release, self._core, fingerprint)
 
     async def infer(self, call: Call) -> Answer:
         """Run one inference; see `port.DeviceWorker`. Raises `TooLarge` like a ring, for a body or an answer."""
@@ -329,6 +334,14 @@ class ThreadWorker:
 
     def __repr__(self) -> str:
         return f"<ThreadWorker {self._device} {'up' if self._core is not None else 'down'}, {len(self._calls)} open>"
+
+
+def _release(core: CorePort, fingerprint: str) -> None:
+    """On the control thread. Never raises."""
+    try:
+        core.release_host(fingerprint)
+    except Exception as error:  # noqa: BLE001 - nobody waits for it
+        report("release_failed", error, fingerprint=fingerprint)
 
 
 def _load(core: CorePort, spec: LoadSpec, cancelled: threading.Event) -> Loaded:

@@ -173,8 +173,12 @@ class DeviceWorker(Protocol):
         """See `Residence.inventory`."""
         ...
 
-    async def release_host(self, fingerprint: str) -> None:
-        """Drop the worker's mapping and bound views of weights that left the host tier."""
+    def release_host(self, fingerprint: str) -> None:
+        """Have the worker drop its mapping and bound views of weights that left the host tier.
+
+        It does so before any order given later, and at the latest a few milliseconds from now. Never raises: what
+        goes wrong is in the worker's log, and nothing happens where no worker is.
+        """
         ...
 
     async def infer(self, call: Call) -> Answer:

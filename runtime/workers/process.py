@@ -324,13 +324,11 @@ class ProcessWorker:
             if held.key in self._models
         )
 
-    async def release_host(self, fingerprint: str) -> None:
-        """Drop the worker's mapping of weights that left the host tier; nothing to do without a worker."""
-        if not self.pid:
-            return
-        life, channel = self._alive()
-        answer = channel.ask(ReleaseHost(channel.next_id(), fingerprint))
-        await self._answer(life, answer, f"stalled: no release for {self._load_timeout:g} s")
+    def release_host(self, fingerprint: str) -> None:
+        """See `port.DeviceWorker.release_host`."""
+        life = self._life
+        if life is not None and life.channel is not None:
+            life.channel.tell_soon(ReleaseHost(fingerprint))
 
     async def ping(self) -> None:
         """Ask the control thread for a sign of life; `prepared` is what it said of shared work the last time."""

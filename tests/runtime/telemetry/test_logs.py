@@ -18,8 +18,9 @@ from pydantic import SecretStr
 
 from actors import events as e
 from actors.residency.model import Tier
-from runtime.telemetry import redact
+from runtime.telemetry import eventlog, redact
 from runtime.telemetry.eventlog import EventLog
+from runtime.telemetry.feed import as_fields
 from runtime.telemetry.logs import Logs, configure
 from runtime.telemetry.sink import LineSink
 from tests.runtime.telemetry.samples import (
@@ -76,8 +77,12 @@ class Unprintable:
 class Recorder:
     """A logger that keeps its calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, level: int = logging.DEBUG) -> None:
         self.calls: list[tuple[str, str, dict[str, object]]] = []
+        self._level = level
+
+    def is_enabled_for(self, level: int) -> bool:
+        return level >= self._level
 
     def debug(self, event: str, /, **fields: object) -> None:
         self.calls.append(("debug", event, fields))
@@ -90,6 +95,22 @@ class Recorder:
 
     def error(self, event: str, /, **fields: object) -> None:
         self.calls.append(("error", event, fields))
+
+
+def test_a_line_that_is_not_written_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load is some lines below the default level, and its fields cost more than the line's level."""
+    made: list[str] = []
+
+    def counted(event: object) -> dict[str, object]:
+        made.append(type(event).__name__)
+        return as_fields(event)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(eventlog, "as_fields", counted)
+    recorder = Recorder(logging.WARNING)
+    deliver(EventLog(recorder).wants(), *one_of_each(), evicted("E9", leaked=7))
+    assert recorder.calls
+    assert {level for level, _, _ in recorder.calls} <= {"warning", "error"}
+    assert len(made) == len(recorder.calls)
 
 
 def test_a_line_is_one_json_object_with_utc_time_level_and_event():

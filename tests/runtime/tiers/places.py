@@ -68,7 +68,7 @@ class Place:
             self.disk, lambda model: self.records[model.key], self.threads, self._release, False, self.remote
         )
 
-    async def _release(self, fingerprint: str) -> None:
+    def _release(self, fingerprint: str) -> None:
         """No worker here."""
 
     def told(self, kind: type[e.Event]) -> list[Any]:

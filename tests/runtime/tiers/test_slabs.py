@@ -249,7 +249,7 @@ class Tiers:
     def find(self, _: Model) -> ModelRecord:
         return self.model
 
-    async def release(self, _: str) -> None:
+    def release(self, _: str) -> None:
         pass
 
 

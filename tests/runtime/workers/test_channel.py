@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import struct
 import threading
@@ -48,6 +49,11 @@ async def connected() -> AsyncIterator[tuple[FrontChannel, socket.socket, list[s
         await asyncio.sleep(0)
 
 
+def readable(sock: socket.socket) -> bool:
+    """Whether something waits to be read."""
+    return bool(select.select([sock], [], [], 0)[0])
+
+
 async def turns_until(holds: object) -> None:
     """Let the loop run until `holds()`."""
     assert callable(holds)
@@ -82,9 +88,9 @@ async def test_answers_to_nothing_are_ignored() -> None:
     """Unknown ids, a second hello and a second answer change nothing."""
     async with connected() as (front, raw, broken):
         asked = front.ask(wire.Ping(front.next_id()))
-        for reply in (wire.Done(99), wire.Done(1), wire.Done(1), wire.Ready(1), wire.Ready(2)):
+        for reply in (wire.Pong(99), wire.Pong(1), wire.Pong(1), wire.Ready(1), wire.Ready(2)):
             raw.send(wire.frame(reply))
-        assert await asked == wire.Done(1)
+        assert await asked == wire.Pong(1)
         await turns_until(front.ready.done)
         assert (await front.ready, broken) == (1, [])
 
@@ -132,6 +138,45 @@ def test_what_message_pack_can_not_say_is_refused(value: object) -> None:
         wire.frame(wire.Load(1, spec))
 
 
+async def test_an_order_without_hurry_goes_with_the_next_one_and_before_it() -> None:
+    """One write, so one wake-up of the worker; alone it waits only a moment."""
+    async with connected() as (front, theirs, _):
+        theirs.setblocking(False)
+        front.tell_soon(wire.ReleaseHost("f"))
+        front.tell_soon(wire.ReleaseHost("g"))
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+        front.ask(wire.Ping(7))
+        orders = (wire.ReleaseHost("f"), wire.ReleaseHost("g"), wire.Ping(7))
+        assert theirs.recv(1 << 16) == b"".join(map(wire.frame, orders))
+        front.tell_soon(wire.ReleaseHost("h"))
+        await turns_until(lambda: readable(theirs))
+        assert theirs.recv(1 << 16) == wire.frame(wire.ReleaseHost("h"))
+
+
+async def test_an_order_without_hurry_to_a_lost_worker_is_forgotten() -> None:
+    """Also one that waited when it was lost."""
+    async with connected() as (front, theirs, _):
+        front.tell_soon(wire.ReleaseHost("f"))
+        front.lose(WorkerDied("gone"))
+        front.tell_soon(wire.ReleaseHost("g"))
+        await asyncio.sleep(2 * wire.SOON)
+        assert theirs.recv(1 << 16) == b""
+
+
+def test_the_worker_takes_orders_that_came_together_one_by_one() -> None:
+    """Several frames in one packet, and one in halves."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        orders: list[wire.Order] = [wire.ReleaseHost("f"), wire.Ping(1), wire.Evict(2, "m@1")]
+        raw = b"".join(map(wire.frame, orders))
+        ours.sendall(raw[:-3])
+        worker = WorkerChannel(theirs)
+        assert [worker.read(), worker.read()] == orders[:2]
+        ours.sendall(raw[-3:])
+        assert worker.read() == orders[2]
+
+
 def test_the_worker_reads_what_the_front_says_and_knows_its_end() -> None:
     """Every order crosses unchanged, megabytes included; the end is None, even inside a frame."""
     ours, theirs = socket.socketpair()
@@ -141,7 +186,7 @@ def test_the_worker_reads_what_the_front_says_and_knows_its_end() -> None:
         wire.Load(2, large),
         wire.Cancel(1),
         wire.Evict(3, "m@1"),
-        wire.ReleaseHost(4, "f"),
+        wire.ReleaseHost("f"),
         wire.Inventory(5),
         wire.Ping(6),
         wire.Stop(),
@@ -159,7 +204,7 @@ def test_the_worker_reads_what_the_front_says_and_knows_its_end() -> None:
     try:
         assert [worker.read() for _ in orders] == orders
         assert worker.read() is None
-        worker.write(wire.Done(1))  # to nobody
+        worker.write(wire.Pong(1))  # to nobody
     finally:
         sender.join()
         theirs.close()

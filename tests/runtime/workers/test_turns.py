@@ -9,12 +9,12 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
+
 from runtime.workers import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pytest
 
 _SHOW = "from tests.runtime.workers.test_turns import slice_of; print(slice_of())"
 
@@ -62,6 +62,25 @@ def test_another_policy_is_left_alone() -> None:
         return turns.short_slice(), os.sched_getscheduler(0)
 
     assert in_thread(work) == (False, os.SCHED_BATCH)
+
+
+def test_a_patient_thread_is_so_alone_and_only_for_its_work() -> None:
+    """Threads of a pool serve others afterwards; a policy that somebody chose is left alone."""
+
+    def work() -> list[object]:
+        during = turns.patiently(lambda: os.sched_getscheduler(0))
+        after = os.sched_getscheduler(0)
+        return [during, after, turns.patient(), turns.patient(), os.sched_getscheduler(0)]
+
+    assert in_thread(work) == [os.SCHED_BATCH, os.SCHED_OTHER, True, False, os.SCHED_BATCH]
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+    def failing() -> int:
+        with pytest.raises(ZeroDivisionError):
+            turns.patiently(lambda: 1 // 0)
+        return os.sched_getscheduler(0)
+
+    assert in_thread(failing) == os.SCHED_OTHER
 
 
 def test_an_unknown_machine_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
