@@ -164,6 +164,8 @@ class Arrivals:
     def pump(self, now: float) -> None:
         """Start what can start and make room for what cannot, in order."""
         books = self._books
+        if not books.wishes.queueing:
+            return  # after most messages nobody waits for room
         claimed = places = 0
         full: set[bool] = set()
         lost = {wish.key for wish in books.wishes.begun() if wish.lost}

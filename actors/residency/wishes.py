@@ -239,6 +239,11 @@ class Wishes:
         return len(self._by_key)
 
     @property
+    def queueing(self) -> bool:
+        """Whether any wish waits for room."""
+        return any(wish.row is None for wish in self._by_key.values())
+
+    @property
     def loading(self) -> int:
         """Loads under way, given-up ones included: they still occupy their channel."""
         return len(self._by_load)

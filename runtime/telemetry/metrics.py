@@ -44,7 +44,7 @@ def _codes(kind: type[ForeloadError]) -> set[str]:
 class _Series:
     """One model's children, resolved once: a cached child costs half of a look-up by labels."""
 
-    __slots__ = ("coalesced", "hits", "infer", "last_use", "load_wait", "ok", "queue")
+    __slots__ = ("coalesced", "hits", "infer", "last_use", "load_wait", "loads", "ok", "queue")
 
     def __init__(self, table: Families, model: str) -> None:
         self.ok = table.requests.labels(model, "ok")
@@ -54,6 +54,7 @@ class _Series:
         self.hits = {tier: table.hits.labels(model, tier.value) for tier in Tier}
         self.coalesced = table.coalesced.labels(model)
         self.last_use = -1.0
+        self.loads: dict[tuple[Tier, Tier, Trigger], Histogram] = {}
 
 
 def _nothing(_request: str) -> str:
@@ -233,8 +234,11 @@ class Metrics:
         series = self._of(event.model)
         if event.tier is Tier.DEVICE:
             series.last_use = -1.0  # a gap ends where the resident did
-        label = self.label(event.model)
-        child = self._table.load_duration.labels(label, event.source.value, event.tier.value, event.trigger.value)
+        which = (event.source, event.tier, event.trigger)
+        child = series.loads.get(which)
+        if child is None:
+            words = (each.value for each in which)
+            child = series.loads[which] = self._table.load_duration.labels(self.label(event.model), *words)
         child.observe(event.seconds, _exemplar(self._load_trace(event.load)[0]))
 
     def _load_failed(self, event: e.LoadFailed) -> None:

@@ -43,7 +43,8 @@ class Blobs:
         self._quota = quota
         self._staging = staging
         self.partials = Partials(root)
-        self._lock = Lock()
+        self._lock = Lock()  # over the room, and so over deleting files
+        self._books = Lock()  # over holds and uses: for moments, since `let_go` may be called on the loop
         self._held: dict[Path, list[int]] = {}
         self._coming = 0
         self._uses: dict[Path, int] = {}
@@ -60,7 +61,7 @@ class Blobs:
 
     def hold(self, path: Path, descriptor: int) -> Path:
         """Hold a file by an open descriptor, which `let_go` closes."""
-        with self._lock:
+        with self._books:
             self._held.setdefault(path, []).append(descriptor)
             self._turn += 1
             self._uses[path] = self._turn
@@ -142,11 +143,13 @@ class Blobs:
         used = sum(length for _, length, _ in rows) + self._coming
         # What was not used since the start is older than all that was; among those, publishing time decides. What was
         # set aside and halves of downloads that nobody continues go first.
-        loose = sorted(
-            (self._uses.get(path, 0) if self._folder in path.parents else -1, at, path, length)
-            for path, length, at in rows
-            if path not in self._held
-        )
+        # Who holds one from here on is seen by its lock on the file.
+        with self._books:
+            loose = sorted(
+                (self._uses.get(path, 0) if self._folder in path.parents else -1, at, path, length)
+                for path, length, at in rows
+                if path not in self._held
+            )
         if used - sum(length for *_, length in loose) + size > self._quota:
             detail = {"needed": size, "quota": self._quota, "used": used}
             raise DiskFull("the disk tier's quota has no room for these weights", detail=detail)
@@ -154,7 +157,8 @@ class Blobs:
             if used + size <= self._quota:
                 return
             if _unlink_unlocked(path):
-                self._uses.pop(path, None)
+                with self._books:
+                    self._uses.pop(path, None)
                 self.partials.forget(path)
                 if self._folder in path.parents:
                     self._known.discard(path.name)
@@ -165,7 +169,7 @@ class Blobs:
 
     def let_go(self, path: Path) -> None:
         """Give back one hold of an admitted file."""
-        with self._lock:
+        with self._books:
             descriptors = self._held[path]
             os.close(descriptors.pop())
             if not descriptors:
@@ -174,7 +178,7 @@ class Blobs:
     def snapshot(self) -> DiskSnapshot:
         """What is on disk now."""
         sizes = [status.st_size for _, status in self._listed()]
-        with self._lock:
+        with self._books:
             return DiskSnapshot(sum(sizes), len(sizes), self._quota, len(self._held))
 
     def __repr__(self) -> str:

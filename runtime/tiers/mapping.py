@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from actors.errors import CorruptWeights, FetchFailed, OutOfMemory
-from runtime.tiers.slab import BLOCK, is_slab, read_slab_at
+from runtime.tiers.slab import BLOCK, slab_at
 from runtime.tiers.slabread import blocks_within, check_block, scratch
 from runtime.tiers.verify import identity_of, open_regular
 
@@ -132,7 +132,7 @@ class Mapping:
         size = status.st_size
         if not size:
             raise CorruptWeights("the weights file is empty")
-        self._slab = read_slab_at(descriptor) if is_slab(descriptor) else None
+        self._slab = slab_at(descriptor)
         self.identity = identity_of(status)
         address = _libc.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
         if address == _FAILED:

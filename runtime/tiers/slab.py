@@ -19,7 +19,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from xxhash import xxh3_128_digest
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runtime.tiers.verify import Identity
+
+T = TypeVar("T")
 
 MAGIC: Final = b"SLAB0001"
 PAGE: Final = 4096
@@ -151,6 +153,7 @@ def is_slab(descriptor: int) -> bool:
 
 
 _known: OrderedDict[Identity, WeightIndex] = OrderedDict()
+_slabs: OrderedDict[Identity, Slab | None] = OrderedDict()
 _knowing = Lock()
 
 
@@ -165,12 +168,30 @@ def read_weights(path: Path) -> WeightIndex:
             known = _known.get(identity)
         if known is None:
             known = read_slab_at(descriptor).index if is_slab(descriptor) else read_index_at(descriptor)
-    with _knowing:
-        _known[identity] = known
-        _known.move_to_end(identity)
-        while len(_known) > REMEMBERED:
-            _known.popitem(last=False)
+    _remember(_known, identity, known)
     return known
+
+
+def slab_at(descriptor: int) -> Slab | None:
+    """The header of an open weights file if that is a slab, remembered as `read_weights` does.
+
+    Raises `CorruptWeights` or `FetchFailed`.
+    """
+    identity = identity_of(os.fstat(descriptor))
+    with _knowing:
+        if identity in _slabs:
+            return _slabs[identity]
+    found = read_slab_at(descriptor) if is_slab(descriptor) else None
+    _remember(_slabs, identity, found)
+    return found
+
+
+def _remember(known: OrderedDict[Identity, T], identity: Identity, what: T) -> None:
+    with _knowing:
+        known[identity] = what
+        known.move_to_end(identity)
+        while len(known) > REMEMBERED:
+            known.popitem(last=False)
 
 
 def read_slab(path: Path) -> Slab:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from actors.errors import CorruptWeights, DiskFull, FetchFailed
 from runtime.tiers.lay import laying, plan
-from runtime.tiers.slab import read_slab, read_weights
+from runtime.tiers.index import opened
+from runtime.tiers.slab import read_weights, slab_at
 from runtime.tiers.verify import open_regular
 
 if TYPE_CHECKING:
@@ -40,13 +41,14 @@ class Slabs:
         """Hold the slab if it is there and whole; one whose header is damaged is set aside."""
         path = self.path(fingerprint)
         try:
-            slab = read_slab(path)
+            with opened(path) as descriptor:
+                slab = slab_at(descriptor)
         except FetchFailed:
             return None
         except CorruptWeights:
             self._staging.quarantine(path)
             return None
-        if slab.header.fingerprint != fingerprint:
+        if slab is None or slab.header.fingerprint != fingerprint:
             self._staging.quarantine(path)
             return None
         return path if self._blobs.take(path, slab.size) else None

@@ -347,11 +347,12 @@ class ProcessWorker:
     # -- answers -------------------------------------------------------------------------------------
 
     async def _answer(self, life: Life, answer: asyncio.Future[Answered], stalled: str) -> Answered:
-        done, _ = await asyncio.wait((answer,), timeout=self._load_timeout)
-        if not done:
-            life.doom(stalled)
-            await asyncio.wait((answer,))  # fails as soon as the kernel reports the exit
-        return answer.result()
+        # A doomed life fails its answers as soon as the kernel reports the exit.
+        patience = asyncio.get_running_loop().call_later(self._load_timeout, life.doom, stalled)
+        try:
+            return await asyncio.shield(answer)
+        finally:
+            patience.cancel()
 
     def _forget(self, life: Life, key: str) -> None:
         if self._life is life:
