@@ -131,6 +131,7 @@ class _Sink:
         self._stage = np.frombuffer(mmap.mmap(-1, CHUNK), np.uint8)
         self._flushed, self._filled = divmod(position, CHUNK)
         self._flushed *= CHUNK
+        self._stage[: self._filled] = 0  # from a page never touched the kernel copies less, and then in small pages
         self._block = xxh3_128()
         self._room = BLOCK
         self._root = blake3()
