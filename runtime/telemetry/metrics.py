@@ -22,8 +22,10 @@ from runtime.telemetry.readings import Reading, Readings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from prometheus_client import Histogram
+
     from actors.ports import Offload
-    from actors.residency.model import ModelKey
+    from actors.residency.model import ModelKey, Trigger
     from runtime.telemetry.fanout import Wants
 
 OTHER: Final = "(other)"

@@ -128,7 +128,8 @@ class _Sink:
 
     def __init__(self, target: int, position: int) -> None:
         self._target = target
-        self._stage = np.frombuffer(mmap.mmap(-1, CHUNK), np.uint8)
+        self._memory = memoryview(mmap.mmap(-1, CHUNK))
+        self._stage = np.frombuffer(self._memory, np.uint8)
         self._flushed, self._filled = divmod(position, CHUNK)
         self._flushed *= CHUNK
         self._stage[: self._filled] = 0  # from a page never touched the kernel copies less, and then in small pages
@@ -161,7 +162,7 @@ class _Sink:
                 self._flush()
 
     def _flush(self) -> None:
-        view = memoryview(self._stage)[: self._filled]
+        view = self._memory[: self._filled]
         while view:
             try:
                 count = os.pwrite(self._target, view, self._flushed)

@@ -9,8 +9,8 @@ import os
 from typing import TYPE_CHECKING
 
 from actors.errors import CorruptWeights, DiskFull, FetchFailed
-from runtime.tiers.lay import laying, plan
 from runtime.tiers.index import opened
+from runtime.tiers.lay import laying, plan
 from runtime.tiers.slab import read_weights, slab_at
 from runtime.tiers.verify import open_regular
 

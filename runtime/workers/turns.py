@@ -1,5 +1,4 @@
-"""How long a thread waits for its turn on a CPU that others use: short time slices for threads that answer, and
-patience for threads that load.
+"""How long a thread waits for its turn on a CPU: short slices for threads that answer, patience for those that load.
 
 Belongs here: two requests to the kernel, one to the interpreter. Never: pinning to a CPU, priorities (they need rights,
 and starve a load).
@@ -11,7 +10,8 @@ of being interrupted sooner itself; its share of the CPU stays the same.
 A thread that answers and wakes one that loads would lose its CPU to it in the same moment, in the middle of an answer.
 The batch policy keeps the share and only gives that up: such a thread begins when the CPU is free, or at a tick.
 
-Sources: sched(7), SCHED_BATCH; "An EEVDF CPU scheduler for Linux", LWN 925371; `sched_attr.sched_runtime` for SCHED_OTHER since Linux 6.12.
+Sources: sched(7), SCHED_BATCH; "An EEVDF CPU scheduler for Linux", LWN 925371; `sched_attr.sched_runtime` for
+SCHED_OTHER since Linux 6.12.
 """
 
 from __future__ import annotations

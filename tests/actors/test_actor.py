@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 from typing import Any
 
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from actors.actor import STOP, Actor, Envelope, Mailbox, Ref, Reply
+from actors.actor import IN_A_ROW, STOP, Actor, Envelope, Mailbox, Ref, Reply
 from actors.errors import ActorStopped, Busy
 from tests.actors.cast import Alarm, Break, CancelWork, Decline, Hold, Note, Panic, Read, Scribe, Settle, Work, stage
 from tests.actors.virtual import virtual
@@ -36,6 +37,20 @@ async def test_urgent_messages_go_first_and_keep_their_own_order() -> None:
         words = await s.ref.ask(Read())
         assert words[1:4] == ("first", "second", "n0")
         assert len(words) == 1003
+
+
+@virtual
+async def test_a_full_mailbox_lets_others_run_in_between() -> None:
+    """F66: messages that are there cost no turn of the loop each, and still nobody waits for all of them."""
+    async with stage() as s:
+        for number in range(100):
+            s.ref.tell(Note(f"n{number}"))
+        seen = []
+        while s.ref.mailbox.depth:
+            seen.append(s.ref.mailbox.depth)
+            await checkpoint()
+        assert len(seen) > 100 // IN_A_ROW
+        assert max(before - after for before, after in itertools.pairwise(seen)) <= IN_A_ROW
 
 
 @virtual
