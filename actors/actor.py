@@ -134,14 +134,14 @@ class Mailbox:
         """
         self._row += 1
         if self._row > IN_A_ROW:
-            self._row = 0
+            self._row = 1
             await checkpoint()
         while True:
             found = self._now()
             if found is not None:
                 self.taken += 1
                 return found
-            self._row = 0
+            self._row = 1
             self._news = anyio.Event()
             try:
                 await self._news.wait()  # nothing is taken while waiting, so a cancelled receiver loses nothing
