@@ -49,7 +49,7 @@ async def test_a_full_mailbox_lets_others_run_in_between() -> None:
         while s.ref.mailbox.depth:
             seen.append(s.ref.mailbox.depth)
             await checkpoint()
-        assert len(seen) > 100 // IN_A_ROW
+        assert len(seen) >= 100 // IN_A_ROW
         assert max(before - after for before, after in itertools.pairwise(seen)) <= IN_A_ROW
 
 
