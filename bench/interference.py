@@ -45,7 +45,7 @@ class Length(NamedTuple):
 
 
 FULL = Length(11, 2.0)
-QUICK = Length(5, 1.5)
+QUICK = Length(7, 2.0)
 SETTLES = 30.0
 """Seconds within which every slab is laid."""
 
