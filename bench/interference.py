@@ -13,6 +13,7 @@ import http.client
 import tempfile
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -135,7 +136,7 @@ def compared(
     """The median of the quiet rounds, and that of each busy one's ratio to its two neighbours: machines drift."""
     ratios = [
         2 * figure(loud) / (figure(before) + figure(after))
-        for loud, before, after in zip(busy, quiet, quiet[1:], strict=False)
+        for loud, (before, after) in zip(busy, pairwise(quiet), strict=True)
     ]
     return median(map(figure, quiet)), median(ratios)
 

@@ -1,7 +1,7 @@
 """The host tier on a CPU: weights files mapped, populated and kept, so that binding them costs a pointer.
 
 Belongs here: what is in memory and the order of bringing and leaving. Never: which model may come (that is the actor's
-decision), nor any blocking call on the loop; all of those go through `Offload`.
+decision), nor any call on the loop that may block; all of those go through `Offload`.
 """
 
 from __future__ import annotations

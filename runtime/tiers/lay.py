@@ -5,7 +5,6 @@ Belongs here: planning as a pure function, and writing in steps. Never: names of
 
 from __future__ import annotations
 
-import mmap
 import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -17,8 +16,9 @@ from xxhash import xxh3_128
 from actors.errors import CorruptWeights
 from runtime.tiers.index import ITEM_BYTES, Entry, check_name, extent
 from runtime.tiers.slab import ALIGN, BLOCK, PAGE, Header, Placed, spell, upward
+from runtime.tiers.slabread import scratch
 from runtime.tiers.variant import cast
-from runtime.tiers.verify import unreadable, unwritable
+from runtime.tiers.verify import unreadable, unwritable, write_at
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping
@@ -128,10 +128,10 @@ class _Sink:
 
     def __init__(self, target: int, position: int) -> None:
         self._target = target
-        self._memory = memoryview(mmap.mmap(-1, CHUNK))
+        self._memory = scratch(CHUNK)
         self._stage = np.frombuffer(self._memory, np.uint8)
-        self._flushed, self._filled = divmod(position, CHUNK)
-        self._flushed *= CHUNK
+        self._filled = position % CHUNK
+        self._flushed = position - self._filled
         self._stage[: self._filled] = 0  # from a page never touched the kernel copies less, and then in small pages
         self._block = xxh3_128()
         self._room = BLOCK
@@ -162,14 +162,8 @@ class _Sink:
                 self._flush()
 
     def _flush(self) -> None:
-        view = self._memory[: self._filled]
-        while view:
-            try:
-                count = os.pwrite(self._target, view, self._flushed)
-            except OSError as error:
-                raise unwritable(error) from None
-            view = view[count:]
-            self._flushed += count
+        write_at(self._target, self._memory[: self._filled], self._flushed)
+        self._flushed += self._filled
         self._filled = 0
 
     def pad(self, position: int) -> None:
@@ -196,7 +190,7 @@ def laying(layout: Layout, source: int, target: int) -> Generator[None, None, He
     """
     head = len(spell(layout.header))
     sink = _Sink(target, head)
-    buffer = memoryview(mmap.mmap(-1, CHUNK))  # a bytearray would be zeroed under the GIL
+    buffer = scratch(CHUNK)
     since = 0
     for name, come in layout.sources.items():
         placed = layout.header.tensors[name]

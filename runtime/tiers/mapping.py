@@ -51,7 +51,8 @@ class Mapping:
     """One mapped file. `size` bytes; `locked` says whether the kernel promised to keep them in memory.
 
     `paging` is the seconds that `populate` spent on the page table so far: `close` takes less than that.
-    All methods may take long, so they run in threads; `close` waits for a `populate` that is under way.
+    All methods may take long, so they run in threads, but for `close` where `paging` was short; it waits for a
+    `populate` that is under way.
     """
 
     def __init__(self, path: Path) -> None:

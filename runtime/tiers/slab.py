@@ -41,7 +41,7 @@ from runtime.tiers.index import (
 from runtime.tiers.verify import identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from runtime.tiers.verify import Identity
@@ -163,13 +163,7 @@ def read_weights(path: Path) -> WeightIndex:
     Raises `CorruptWeights` or `FetchFailed`.
     """
     with opened(path) as descriptor:
-        identity = identity_of(os.fstat(descriptor))
-        with _knowing:
-            known = _known.get(identity)
-        if known is None:
-            known = read_slab_at(descriptor).index if is_slab(descriptor) else read_index_at(descriptor)
-    _remember(_known, identity, known)
-    return known
+        return _remembered(_known, descriptor, _read_either)
 
 
 def slab_at(descriptor: int) -> Slab | None:
@@ -177,21 +171,25 @@ def slab_at(descriptor: int) -> Slab | None:
 
     Raises `CorruptWeights` or `FetchFailed`.
     """
+    return _remembered(_slabs, descriptor, lambda one: read_slab_at(one) if is_slab(one) else None)
+
+
+def _read_either(descriptor: int) -> WeightIndex:
+    return read_slab_at(descriptor).index if is_slab(descriptor) else read_index_at(descriptor)
+
+
+def _remembered(known: OrderedDict[Identity, T], descriptor: int, read: Callable[[int], T]) -> T:
     identity = identity_of(os.fstat(descriptor))
     with _knowing:
-        if identity in _slabs:
-            return _slabs[identity]
-    found = read_slab_at(descriptor) if is_slab(descriptor) else None
-    _remember(_slabs, identity, found)
-    return found
-
-
-def _remember(known: OrderedDict[Identity, T], identity: Identity, what: T) -> None:
+        if identity in known:
+            known.move_to_end(identity)
+            return known[identity]
+    found = read(descriptor)
     with _knowing:
-        known[identity] = what
-        known.move_to_end(identity)
+        known[identity] = found
         while len(known) > REMEMBERED:
             known.popitem(last=False)
+    return found
 
 
 def read_slab(path: Path) -> Slab:

@@ -38,7 +38,7 @@ def blocks_within(slab: Slab, start: int, end: int) -> range:
 
 
 def scratch(size: int = STEP) -> memoryview:
-    """Memory to read into, on page borders as O_DIRECT wants it."""
+    """Memory to read into, on page borders as O_DIRECT wants it; a bytearray would be zeroed under the GIL."""
     return memoryview(mmap.mmap(-1, size))
 
 

@@ -97,12 +97,13 @@ def hashing(
         if blocks is not None:
             blocks.feed(buffer[:count])
         if target is not None:
-            _write(target, buffer[:count], position)
+            write_at(target, buffer[:count], position)
         position += count
         yield
 
 
-def _write(target: int, view: memoryview, position: int) -> None:
+def write_at(target: int, view: memoryview, position: int) -> None:
+    """Write all of `view` from `position` on. Raises `DiskFull` or `FetchFailed`."""
     while view:
         try:
             count = os.pwrite(target, view, position)

@@ -110,8 +110,8 @@ class Core:
         self._flights: WeakValueDictionary[str, _Flight] = WeakValueDictionary()
         self._books = threading.RLock()  # over the four above; held for pointer moves only
         self._turn = threading.Lock()  # one batch, or one build that changes process-wide torch settings
-        self._next_trim = 0.0
         self._quiet = threading.Lock()  # the same between warm-ups and such builds
+        self._next_trim = 0.0
         self._runner = Runner(self._device, self._turn, limits=preprocess)
         self._compiler = Compiler(self._device, allow, self._attach)
 

@@ -40,7 +40,7 @@ from runtime.workers.channel import (
     WorkerChannel,
     WorkerSetup,
 )
-from runtime.workers.device_loop import CorePort, DeviceLoop, core_of, recipe_in, report
+from runtime.workers.device_loop import CorePort, DeviceLoop, core_of, recipe_in, release_host, report
 from runtime.workers.fault import Fault
 from runtime.workers.heap import keep_pages, spare_collections
 from runtime.workers.ring import FrontGone, WorkerRing
@@ -102,10 +102,7 @@ class Control:
                 if (cancelled_load := self._loads.get(order.load)) is not None:
                     cancelled_load.set()
             case ReleaseHost():
-                try:
-                    self._core.release_host(order.fingerprint)
-                except Exception as error:  # noqa: BLE001 - the orders after it are no part of what went wrong
-                    report("release_failed", error, fingerprint=order.fingerprint)
+                release_host(self._core, order.fingerprint)
             case Evict() | Inventory() | Ping():
                 # One thread, so these never run beside each other.
                 self._channel.write(self._guarded(order.id, lambda: self._answer(order)))

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FRAME_LIMIT = 16 << 20
+"""Bytes of one message; a transformers configuration with its vocabulary tables can reach megabytes."""
 SOON = 0.005
 """Seconds that an order without hurry waits for another one to go along with."""
 _AT_ONCE = 64 << 10
 """Bytes taken from the socket at a time: an order or two in one system call."""
-"""Bytes of one message; a transformers configuration with its vocabulary tables can reach megabytes."""
 _LENGTH = struct.Struct("<I")
 
 

@@ -202,6 +202,14 @@ def report(event: str, error: BaseException | None = None, **fields: object) -> 
     sys.stderr.flush()
 
 
+def release_host(core: CorePort, fingerprint: str) -> None:
+    """Drop the mapping of weights that left the host tier. Never raises: nobody waits for it, and orders follow."""
+    try:
+        core.release_host(fingerprint)
+    except Exception as error:  # noqa: BLE001 - a core may raise what it likes
+        report("release_failed", error, fingerprint=fingerprint)
+
+
 class DeviceLoop:
     """Runs on the device thread until `end`, or until the core can't go on."""
 

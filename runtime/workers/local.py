@@ -17,13 +17,13 @@ from actors.errors import ForeloadError, LoadFailed, NotReady, OutOfMemory, TooL
 from actors.ports import EvictReport, Held, LoadReport
 from actors.residency.model import ModelKey, Tier
 from runtime.workers.bells import SkipBell
-from runtime.workers.device_loop import CorePort, DeviceLoop, Loaded, core_of, recipe_in, report
+from runtime.workers.device_loop import CorePort, DeviceLoop, Loaded, core_of, recipe_in, release_host, report
 from runtime.workers.patience import settled
 from runtime.workers.pipelines import Prepared, PreprocessLimits
 from runtime.workers.port import Answer, Laid
 from runtime.workers.process import DEFAULT_CORE
 from runtime.workers.ring import RingCall
-from runtime.workers.turns import short_slice
+from runtime.workers.turns import patient, short_slice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,9 +143,9 @@ class ThreadWorker:
         self._loop = asyncio.get_running_loop()
         self._releasing: asyncio.Future[None] = self._loop.create_future()
         self._releasing.set_result(None)
-        self._loads = ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load")
+        self._loads = ThreadPoolExecutor(LOAD_THREADS, thread_name_prefix="load", initializer=patient)
         # One thread, so that evictions and questions never run beside each other.
-        self._orders = ThreadPoolExecutor(1, thread_name_prefix="control")
+        self._orders = ThreadPoolExecutor(1, thread_name_prefix="control", initializer=patient)
         try:
             self._core = await self._loop.run_in_executor(
                 self._orders,
@@ -275,7 +275,7 @@ class ThreadWorker:
     def release_host(self, fingerprint: str) -> None:
         """See `port.DeviceWorker.release_host`."""
         if self._core is not None and self._turns is not None:
-            self._releasing = self._loop.run_in_executor(self._orders, _release, self._core, fingerprint)
+            self._releasing = self._loop.run_in_executor(self._orders, release_host, self._core, fingerprint)
 
     async def infer(self, call: Call) -> Answer:
         """Run one inference; see `port.DeviceWorker`. Raises `TooLarge` like a ring, for a body or an answer."""
@@ -334,14 +334,6 @@ class ThreadWorker:
 
     def __repr__(self) -> str:
         return f"<ThreadWorker {self._device} {'up' if self._core is not None else 'down'}, {len(self._calls)} open>"
-
-
-def _release(core: CorePort, fingerprint: str) -> None:
-    """On the control thread. Never raises."""
-    try:
-        core.release_host(fingerprint)
-    except Exception as error:  # noqa: BLE001 - nobody waits for it
-        report("release_failed", error, fingerprint=fingerprint)
 
 
 def _load(core: CorePort, spec: LoadSpec, cancelled: threading.Event) -> Loaded:
